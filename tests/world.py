@@ -44,6 +44,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -67,6 +68,8 @@ _SHOWN_CHARACTERS = 300
 
 _DUMP_SECONDS = 10.0
 _ports = random.SystemRandom()
+_taken: deque[int] = deque()
+"""Descriptors of the names by which this process has its last 64 ports."""
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["world", "preloaded"])
 # Ranks that are forked from a process with torch start later, and end later: only those that use it are.
@@ -389,12 +392,22 @@ def _ensure_running(server: Any) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port on which nothing listens now, of those that no connection and no step of Slurm is given."""
+    """Return a TCP port on which nothing listens, that no other test has, and that no connection or Slurm is given.
+
+    A port is taken by a name of Linux that only one process can have and that goes with it, because two tests that
+    were given the same port before either listened would meet in one store.
+    """
     while True:
         port = _ports.randrange(10_000, 20_000)
+        name = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError), socket.socket() as listener:
+            name.bind(f"\0procgroup-test-port-{port}")
             listener.bind(("127.0.0.1", port))
+            _taken.append(name.detach())
+            if len(_taken) > 64:
+                os.close(_taken.popleft())
             return port
+        name.close()
 
 
 def rank_environment(rank: int, size: int, port: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +41,14 @@ def exit_with_three(rank: int, size: int) -> None:
 
 def return_what_cannot_travel(rank: int, size: int) -> object:
     return lambda: None
+
+
+def test_a_port_is_given_to_one_test_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([9_011, 9_012, 9_011, 9_013, 9_014])
+    monkeypatch.setattr(world, "_ports", SimpleNamespace(randrange=lambda *limits: next(drawn)))
+    with socket.socket(socket.AF_UNIX) as other_test:
+        other_test.bind("\0procgroup-test-port-9013")
+        assert [world.free_port() for _ in range(3)] == [9_011, 9_012, 9_014]
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -143,6 +153,7 @@ def test_a_failure_shows_the_end_of_each_output_and_names_the_file_with_all_of_i
 
 FAILING = """
 from pathlib import Path
+from types import SimpleNamespace
 import pytest, outputs, world
 
 outputs.FAILED = Path(__file__).parent / "failed"
@@ -183,6 +194,7 @@ def test_a_failed_test_says_how_to_run_it_again_and_keeps_the_last_that_its_rank
 
 FAILING_WITHOUT_RANKS = """
 from pathlib import Path
+from types import SimpleNamespace
 import outputs
 
 outputs.FAILED = Path(__file__).parent / "no" / "such"
