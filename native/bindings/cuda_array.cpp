@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "cuda/gpu.hpp"
 
@@ -17,18 +18,44 @@ bool is_of(nb::handle array, const char* library, const char* name) {
   return !type.is_none() && PyObject_IsInstance(array.ptr(), type.ptr()) == 1;
 }
 
-// Nothing for arrays of JAX, which are immutable, and tensors of torch, whose interface states no stream.
+// Not for arrays of JAX, which are immutable, and tensors of torch, whose interface states no stream. The answer for
+// the last class is kept, because a program has few. Guarded by the interpreter's lock.
+bool is_read_here(nb::handle array) {
+  static PyTypeObject* last = nullptr;
+  static bool is_read = false;
+  PyTypeObject* const type = Py_TYPE(array.ptr());
+  if (type != last) {
+    is_read = PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) && !is_of(array, "jax", "Array") &&
+              !is_of(array, "torch", "Tensor");
+    Py_INCREF(type);
+    Py_XDECREF(std::exchange(last, type));
+  }
+  return is_read;
+}
+
 nb::object interface_of(nb::handle array) {
-  if (!PyType_HasFeature(Py_TYPE(array.ptr()), Py_TPFLAGS_HEAPTYPE)) return {};
-  if (is_of(array, "jax", "Array") || is_of(array, "torch", "Tensor")) return {};
+  if (!is_read_here(array)) return {};
   static PyObject* const name = PyUnicode_InternFromString("__cuda_array_interface__");
   nb::object interface = nb::steal(PyObject_GetAttr(array.ptr(), name));
   if (!interface.is_valid()) PyErr_Clear();
   return interface.is_valid() && PyDict_Check(interface.ptr()) ? interface : nb::object();
 }
 
-nb::handle entry(nb::handle interface, const char* key) {
-  PyObject* const found = PyDict_GetItemString(interface.ptr(), key);
+struct Keys {
+  PyObject* const mask = PyUnicode_InternFromString("mask");
+  PyObject* const strides = PyUnicode_InternFromString("strides");
+  PyObject* const data = PyUnicode_InternFromString("data");
+  PyObject* const shape = PyUnicode_InternFromString("shape");
+  PyObject* const type = PyUnicode_InternFromString("typestr");
+  PyObject* const stream = PyUnicode_InternFromString("stream");
+};
+const Keys& keys() {
+  static const Keys interned;
+  return interned;
+}
+
+nb::handle entry(nb::handle interface, PyObject* key) {
+  PyObject* const found = PyDict_GetItemWithError(interface.ptr(), key);
   return found == nullptr ? nb::handle(Py_None) : nb::handle(found);
 }
 
@@ -53,7 +80,7 @@ bool parse_type(nb::handle given, Dtype& dtype) {
 }
 
 bool read_stream(nb::handle interface, CudaStream& stream) {
-  const nb::handle given = entry(interface, "stream");
+  const nb::handle given = entry(interface, keys().stream);
   stream = given.is_none() ? nullptr : PyLong_AsVoidPtr(given.ptr());
   if (PyErr_Occurred() == nullptr) return true;
   PyErr_Clear();
@@ -64,13 +91,13 @@ bool read_stream(nb::handle interface, CudaStream& stream) {
 
 bool read_cuda_array(nb::handle array, bool is_written, CudaArray& read) {
   const nb::object interface = interface_of(array);
-  if (!interface.is_valid() || !entry(interface, "mask").is_none() || !entry(interface, "strides").is_none())
+  if (!interface.is_valid() || !entry(interface, keys().mask).is_none() || !entry(interface, keys().strides).is_none())
     return false;
-  const nb::handle data = entry(interface, "data");
-  const nb::handle shape = entry(interface, "shape");
+  const nb::handle data = entry(interface, keys().data);
+  const nb::handle shape = entry(interface, keys().shape);
   if (!PyTuple_Check(data.ptr()) || PyTuple_Size(data.ptr()) != 2 || !PyTuple_Check(shape.ptr())) return false;
   if (is_written && PyTuple_GetItem(data.ptr(), 1) != Py_False) return false;
-  if (!parse_type(entry(interface, "typestr"), read.dtype)) return false;
+  if (!parse_type(entry(interface, keys().type), read.dtype)) return false;
   read.count = 1;
   const Py_ssize_t dimensions = PyTuple_Size(shape.ptr());
   for (Py_ssize_t index = 0; index < dimensions; ++index) {

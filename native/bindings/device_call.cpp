@@ -20,7 +20,7 @@ namespace nb = nanobind;
 namespace procgroup {
 namespace {
 
-std::vector<DeviceSpan> spans_of(const std::vector<Block>& blocks, Dtype dtype) {
+std::vector<DeviceSpan> spans_of(std::span<const Block> blocks, Dtype dtype) {
   std::vector<DeviceSpan> spans;
   spans.reserve(blocks.size());
   for (const Block& block : blocks)
@@ -71,8 +71,9 @@ bool are_capturing(const ArrayStreams& used, int device) {
 std::shared_ptr<StagedTask> stage(Request& request, std::vector<ArrayView> arrays, const ArrayStreams& used, int rank) {
   const Descriptor& call = request.descriptor;
   const int device = arrays.front().device();
-  const std::vector<DeviceSpan> inputs = spans_of(inputs_of(request, rank), call.dtype);
-  const std::vector<DeviceSpan> outputs = spans_of(outputs_of(request, rank), call.dtype);
+  Block input, output;
+  const std::vector<DeviceSpan> inputs = spans_of(inputs_of(request, rank, input), call.dtype);
+  const std::vector<DeviceSpan> outputs = spans_of(outputs_of(request, rank, output), call.dtype);
   const std::shared_ptr<const KeptMemory> owner = keep(std::move(arrays), {});
   const auto staged = with_backend_error(
       [&] { return std::make_shared<StagedTask>(Gpu::get(device), used.streams, inputs, outputs, owner); });
@@ -107,17 +108,27 @@ void wait_until_copied(StagedTask& staged, int device, double seconds) {
   raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(text.str()));
 }
 
+void use_gpu(NcclBackend& backend, int device, const char* op) {
+  backend.load();
+  if (backend.use(device)) return;
+  raise(nb::module_::import_("procgroup.errors")
+            .attr("ArgumentError")(
+                std::string(op) + ": the arrays are on GPU " + std::to_string(device) + ", but this group uses GPU " +
+                std::to_string(backend.device()) + " on this rank, as " +
+                (backend.is_eager() ? "device_id says" : "in its first call") + ". Move them there."));
+}
+
+std::shared_ptr<NcclMemory> allocate_by_nccl(NcclBackend& backend, size_t bytes) {
+  return with_backend_error(
+      [&] { return std::make_shared<NcclMemory>(backend.shared_library(), backend.gpu(), bytes); });
+}
+
 std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backend, const Request& request,
-                                       std::vector<ArrayView> arrays, const ArrayStreams& used, bool stays) {
+                                       std::vector<ArrayView> arrays, std::vector<CudaStream> streams, bool stays) {
   const Descriptor& call = request.descriptor;
-  const int device = arrays.front().device();
-  backend->load();
-  if (!backend->use(device))
-    raise(nb::module_::import_("procgroup.errors")
-              .attr("ArgumentError")(
-                  std::string(op_name(call.op)) + ": the arrays are on GPU " + std::to_string(device) +
-                  ", but this group uses GPU " + std::to_string(backend->device()) + " on this rank, as " +
-                  (backend->is_eager() ? "device_id says" : "in its first call") + ". Move them there."));
+  use_gpu(*backend, arrays.front().device(), op_name(call.op));
+  Block input, output;
+  const int rank = backend->rank();
   const bool is_coalesced = call.op == OpKind::kAllReduce && !request.inputs.empty();
   NcclCall moved{
       .op = call.op,
@@ -125,11 +136,11 @@ std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backe
       .reduce_op = reduces(call.op) ? call.reduce_op : ReduceOp::kSum,
       .factor = request.factor,
       .root = call.root,
-      .inputs = spans_of(is_coalesced ? request.inputs : inputs_of(request, backend->rank()), call.dtype),
-      .outputs = spans_of(is_coalesced ? request.outputs : outputs_of(request, backend->rank()), call.dtype)};
+      .inputs = spans_of(is_coalesced ? std::span(request.inputs) : inputs_of(request, rank, input), call.dtype),
+      .outputs = spans_of(is_coalesced ? std::span(request.outputs) : outputs_of(request, rank, output), call.dtype)};
   const std::shared_ptr<const KeptMemory> owner = keep(std::move(arrays), {});
   return with_backend_error(
-      [&] { return std::make_shared<NcclTask>(backend, std::move(moved), used.streams, stays, owner); });
+      [&] { return std::make_shared<NcclTask>(backend, std::move(moved), std::move(streams), stays, owner); });
 }
 
 }  // namespace procgroup

@@ -197,7 +197,7 @@ void PythonGroup::move_on_device(MessageRequest& request, Issued& issued, bool a
   request.is_unawaited = !async_op;
   Request moved = as_request(request);
   if (!is_staged) {
-    const auto task = move_by_nccl(nccl_, moved, std::move(issued.arrays), used, !async_op);
+    const auto task = move_by_nccl(nccl_, moved, std::move(issued.arrays), used.streams, !async_op);
     issued.arrays.clear();
     issued.device_task = task;
     request.task = task;
@@ -241,7 +241,7 @@ nb::list operations() {
   constexpr const char* kSizes[] = {"equal", "per rank", "per pair"};
   nb::list rows;
   for (const OperationRow& row : kOperationTable) {
-    if (row.is_context) continue;
+    if (!row.is_listed) continue;
     nb::dict entry;
     entry["name"] = row.name;
     entry["givers"] = kRanks[static_cast<size_t>(row.givers)];
@@ -352,6 +352,8 @@ void bind_group(nb::module_& module) {
                             "output"_a.none(), "array"_a.none(), "output_splits"_a.none(), "input_splits"_a.none())
       .def("barrier", CallMethod<&PythonGroup::barrier>::named("barrier"), "async_op"_a, "timeout"_a.none(),
            nb::sig("def barrier(self, async_op: bool, timeout: " PROCGROUP_TIMEOUT ") -> Work | None"))
+      .def("empty", CallMethod<&PythonGroup::empty>::named("empty"), "nbytes"_a, "device"_a, "timeout"_a.none(),
+           nb::sig("def empty(self, nbytes: int, device: int, timeout: " PROCGROUP_TIMEOUT ") -> NcclMemory"))
       .def("rank_first", CallMethod<&PythonGroup::rank_first>::named("rank_first"), "first"_a, "timeout"_a.none(),
            nb::sig("def rank_first(self, first: int, timeout: " PROCGROUP_TIMEOUT ") -> None"))
       .def("fail_rank_first", &PythonGroup::fail_rank_first, "reason"_a)

@@ -68,9 +68,9 @@ nb::object PythonGroup::issue_on_device(Request request, const Options& options,
   if (request.source == 0) request.source = engine_->source_line();
   engine_->require_not_forked();
   if (!options.async_op) require_outside_transfer(op_name(call.op));
-  const ArrayStreams used = take_device_arrays(*issued, options.op, !is_staged);
+  ArrayStreams used = take_device_arrays(*issued, options.op, !is_staged);
   request.is_unawaited = !options.async_op;
-  if (!is_staged) return issue_to_nccl(std::move(request), options, std::move(issued), used);
+  if (!is_staged) return issue_to_nccl(std::move(request), options, std::move(issued), std::move(used));
   const auto staged = stage(request, std::move(issued->arrays), used, group_->rank());
   issued->arrays.clear();
   issued->device_task = staged;
@@ -107,8 +107,8 @@ ArrayStreams PythonGroup::take_device_arrays(Issued& issued, const char* op, boo
 }
 
 nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued,
-                                      const ArrayStreams& used) {
-  const auto task = move_by_nccl(nccl_, request, std::move(issued->arrays), used, !options.async_op);
+                                      ArrayStreams used) {
+  const auto task = move_by_nccl(nccl_, request, std::move(issued->arrays), std::move(used.streams), !options.async_op);
   issued->arrays.clear();
   issued->device_task = task;
   request.descriptor.external = request.descriptor.on_device = true;
@@ -116,7 +116,9 @@ nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, s
   if (task->is_captured()) return capture(std::move(request), options, std::move(issued), task);
   bool is_queued = false;
   const auto start = [&]() -> std::shared_ptr<GroupOperation> {
-    {
+    if (group_->size() == 1) {
+      task->queue_later();
+    } else {
       const Unlocked unlocked;  // NCCL may wait for other ranks, which may be threads of this process
       const std::lock_guard issuing(nccl_->issuing());
       if (!task->copies_out() && nccl_->has_gate()) {
@@ -133,6 +135,10 @@ nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, s
   };
   if (options.async_op) return adopt(options, std::move(issued), start);
   begin(issued, start);
+  // The only rank queues its call at once.
+  const GroupOperation& operation = *issued->operation;
+  is_queued =
+      is_queued || (group_->size() == 1 && operation.is_completed() && operation.failure() == nullptr && task->stays());
   if (is_queued && !used.has_unordered) return nb::none();
   Work work(engine_, group_, options.op, nb::none());
   work.add(std::move(issued));
@@ -172,6 +178,30 @@ nb::object PythonGroup::capture(Request request, const Options& options, std::sh
   group_->watch_replays(call, task, options.seconds);
   engine_->sweep();  // the arrays go with the graph, which a later call need not follow
   return options.async_op ? work : nb::none();
+}
+
+// The ranks agree on the size before NCCL's threads wait for each other.
+nb::object PythonGroup::empty(size_t bytes, int device, double seconds) {
+  engine_->require_not_forked();
+  require_outside_transfer("empty");
+  if (!nccl_) site("empty").refuse("this group has no backend \"nccl\", whose memory an array on a GPU would have");
+  use_gpu(*nccl_, device, "empty");
+  const std::shared_ptr<NcclMemory> memory = allocate_by_nccl(*nccl_, bytes);
+  Request request;
+  request.descriptor = {.op = OpKind::kEmpty, .external = true, .on_device = true, .count = bytes};
+  request.source = engine_->source_line();
+  request.task = std::make_shared<NcclRegistration>(nccl_, memory);
+  {
+    const Unlocked unlocked;
+    const std::lock_guard issuing(nccl_->issuing());
+    nccl_->add_ungated();
+  }
+  nb::object work = adopt({"empty", nb::none(), false, seconds}, std::make_shared<Issued>(), [&] {
+    PythonRuntime language(engine_->rank_threads());
+    return group_->start(std::move(request), seconds, language);
+  });
+  nb::cast<Work&>(work).wait_as_blocking();
+  return nb::cast(memory);
 }
 
 nb::object PythonGroup::open_backend(nb::object start, double seconds) {

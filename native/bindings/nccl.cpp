@@ -10,7 +10,7 @@
 #include "array_view.hpp"
 #include "bindings.hpp"
 #include "cuda/staging.hpp"
-#include "nccl/nccl_backend.hpp"
+#include "nccl/nccl_memory.hpp"
 #include "python_host.hpp"
 #include "python_task.hpp"
 
@@ -48,6 +48,17 @@ void on_connect(NcclBackend& backend, nb::object connect) {
   });
 }
 
+nb::dict interface_of(const NcclMemory& memory) {
+  nb::dict interface;
+  interface["version"] = 3;
+  interface["shape"] = nb::make_tuple(memory.bytes());
+  interface["typestr"] = "|u1";
+  interface["data"] = nb::make_tuple(memory.address(), false);
+  interface["strides"] = nb::none();
+  interface["stream"] = nb::none();
+  return interface;
+}
+
 }  // namespace
 
 void bind_nccl(nb::module_& module) {
@@ -70,6 +81,11 @@ void bind_nccl(nb::module_& module) {
         return nb::bytes(id.bytes.data(), id.bytes.size());
       });
   nb::class_<NcclCommunicator>(module, "NcclCommunicator").def_prop_ro("is_connected", &NcclCommunicator::is_connected);
+  nb::class_<NcclMemory>(module, "NcclMemory")
+      .def_prop_ro("nbytes", &NcclMemory::bytes)
+      .def_prop_ro("__cuda_array_interface__", &interface_of,
+                   nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"),
+                   "Its bytes, for the libraries of arrays; it has been used on no stream.");
   nb::class_<NcclBackend>(module, "NcclBackend")
       .def(nb::new_([](int rank, int size, int device, bool may_gate) {
              return std::make_shared<NcclBackend>(rank, size, device, may_gate);

@@ -93,6 +93,8 @@ class PythonGroup {
   nb::object all_to_all_single(nb::handle output, nb::handle array, nb::handle output_splits, nb::handle input_splits,
                                bool async_op, double seconds);
   nb::object barrier(bool async_op, double seconds);
+  // Memory on a GPU for an array of so many bytes, in a window of all ranks, which call it, too: see procgroup.empty.
+  nb::object empty(size_t bytes, int device, double seconds);
   // Return when group rank `first`, and every other rank, has called it, too: see procgroup.rank_first.
   nb::object rank_first(int first, double seconds);
   // This rank, which is the first one, does not call it, because of an error: that ends the group.
@@ -141,8 +143,7 @@ class PythonGroup {
   nb::object issue(Request request, const Options& options, ArrayView& view);
   nb::object issue(Request request, const Options& options, std::shared_ptr<Issued> issued);
   nb::object issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued);
-  nb::object issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued,
-                           const ArrayStreams& used);
+  nb::object issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued, ArrayStreams used);
   nb::object capture(Request request, const Options& options, std::shared_ptr<Issued> issued,
                      const std::shared_ptr<NcclTask>& task);
   // The streams of the arrays, which are the call's from now on. Raises for a capture, unless the call

@@ -25,7 +25,7 @@ nb::object bytes_of(void* data, size_t bytes, const Kept& memory) {
   return nb::cast(Bytes(data, {bytes}, owner));
 }
 
-nb::list blocks_of(const std::vector<Block>& blocks, Dtype dtype, const Kept& memory) {
+nb::list blocks_of(std::span<const Block> blocks, Dtype dtype, const Kept& memory) {
   nb::list list;
   for (const Block& block : blocks) list.append(bytes_of(block.data, block.count * dtype_size(dtype), memory));
   return list;
@@ -76,19 +76,21 @@ Kept keep(std::vector<ArrayView> arrays, std::function<void()> scratch) {
   return {new KeptMemory(std::move(arrays), std::move(scratch)), &delete_with_lock<KeptMemory>};
 }
 
-std::vector<Block> inputs_of(const Request& request, int rank) {
+std::span<const Block> inputs_of(const Request& request, int rank, Block& one) {
   const Descriptor& call = request.descriptor;
   if (is_message(call.op) ? call.op == OpKind::kRecv : !gives(call.op, rank, call.root)) return {};
   if (has_input_blocks(call.op)) return request.inputs;
-  return {{const_cast<void*>(request.input), input_count(request, rank)}};
+  one = {const_cast<void*>(request.input), input_count(request, rank)};
+  return {&one, 1};
 }
 
-std::vector<Block> outputs_of(const Request& request, int rank) {
+std::span<const Block> outputs_of(const Request& request, int rank, Block& one) {
   const Descriptor& call = request.descriptor;
   if (is_message(call.op) ? call.op == OpKind::kSend : !takes(call.op, rank, call.root)) return {};
   if (has_output_blocks(call.op)) return request.outputs;
   const bool by_rank = call.splits != 0 && row_of(call.op).sizes == Sizes::kPerRank;
-  return {{request.output, by_rank ? request.inputs[static_cast<size_t>(rank)].count : call.count}};
+  one = {request.output, by_rank ? request.inputs[static_cast<size_t>(rank)].count : call.count};
+  return {&one, 1};
 }
 
 bool inside_transfer() { return is_inside_transfer; }
@@ -169,9 +171,10 @@ std::shared_ptr<PythonTask> prepare_task(const nb::object& prepare, const Reques
   const Kept kept = keep(std::move(arrays), request.before);
   const Descriptor& call = request.descriptor;
   const nb::object reduce_op = reduces(call.op) ? nb::cast(reduce_op_name(call.reduce_op)) : nb::none();
-  nb::object start = prepare(op_name(call.op), blocks_of(inputs_of(request, rank), call.dtype, kept),
-                             blocks_of(outputs_of(request, rank), call.dtype, kept), dtype_name(call.dtype), reduce_op,
-                             call.root, tag);
+  Block input, output;
+  nb::object start = prepare(op_name(call.op), blocks_of(inputs_of(request, rank, input), call.dtype, kept),
+                             blocks_of(outputs_of(request, rank, output), call.dtype, kept), dtype_name(call.dtype),
+                             reduce_op, call.root, tag);
   return make_python_task(std::move(start), size, kept);
 }
 

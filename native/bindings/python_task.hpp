@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "array_view.hpp"
@@ -54,9 +55,9 @@ std::shared_ptr<PythonTask> make_python_task(nanobind::object start, int size,
 std::shared_ptr<PythonTask> prepare_task(const nanobind::object& prepare, const Request& request,
                                          std::vector<ArrayView> arrays, int rank, int size, uint64_t tag = 0);
 
-// The blocks that this rank gives, and that it takes.
-std::vector<Block> inputs_of(const Request& request, int rank);
-std::vector<Block> outputs_of(const Request& request, int rank);
+// The blocks that this rank gives, and that it takes: those of the request, or `one`.
+std::span<const Block> inputs_of(const Request& request, int rank, Block& one);
+std::span<const Block> outputs_of(const Request& request, int rank, Block& one);
 
 // Raise DistBackendError if this thread is inside a backend's generator: the call `what` may wait there for what only
 // this thread moves, or for a lock that it holds.

@@ -1,6 +1,7 @@
 #include "torch_tensor.hpp"
 
 #include <cstdint>
+#include <utility>
 
 namespace nb = nanobind;
 
@@ -39,6 +40,7 @@ struct Torch {
   ExchangeFunctions* functions = nullptr;
   PyObject* is_neg = nullptr;
   PyObject* is_conj = nullptr;
+  PyTypeObject* other = nullptr;  // the last class of arrays that came while torch was not imported
 };
 
 // Found once, when the first tensor comes; torch is never imported here. Guarded by the interpreter's lock.
@@ -108,7 +110,15 @@ bool parse_dtype(const DlpackTensor& tensor, Dtype& dtype) {
 bool is_tensor(nb::handle array) {
   // torch's classes are written in Python; arrays of NumPy are not of a heap type, and need not look for torch.
   if (!PyType_HasFeature(Py_TYPE(array.ptr()), Py_TPFLAGS_HEAPTYPE)) return false;
-  if (torch.tensor == nullptr && !find()) return false;
+  if (torch.tensor == nullptr) {
+    PyTypeObject* const given = Py_TYPE(array.ptr());
+    if (given == torch.other) return false;
+    if (!find()) {
+      Py_INCREF(given);
+      Py_XDECREF(std::exchange(torch.other, given));
+      return false;
+    }
+  }
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()));
   return type == torch.tensor || type == torch.parameter;
 }

@@ -44,6 +44,7 @@ CudaDriver load() {
   PROCGROUP_FIND(cuDevicePrimaryCtxRetain);
   PROCGROUP_FIND(cuCtxGetCurrent);
   PROCGROUP_FIND(cuCtxSetCurrent);
+  PROCGROUP_FIND(cuCtxSynchronize);
   PROCGROUP_FIND(cuStreamCreateWithPriority);
   PROCGROUP_FIND(cuStreamDestroy);
   PROCGROUP_FIND(cuStreamQuery);

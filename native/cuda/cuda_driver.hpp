@@ -29,6 +29,7 @@ struct CudaDriver {
   int (*cuDevicePrimaryCtxRetain)(CudaContext* context, int device);
   int (*cuCtxGetCurrent)(CudaContext* context);
   int (*cuCtxSetCurrent)(CudaContext context);
+  int (*cuCtxSynchronize)();
   int (*cuStreamCreateWithPriority)(CudaStream* stream, unsigned flags, int priority);
   int (*cuStreamDestroy)(CudaStream stream);
   int (*cuStreamQuery)(CudaStream stream);

@@ -115,6 +115,11 @@ void Gpu::check(CudaStream stream) const {
   if (result != kNotReady) driver_.require(result);
 }
 
+void Gpu::synchronize() const {
+  const BesideCaptures beside(driver_);
+  driver_.require(driver_.cuCtxSynchronize());
+}
+
 void Gpu::copy(CudaStream stream, CudaAddress to, CudaAddress from, size_t bytes) const {
   driver_.require(driver_.cuMemcpyAsync(to, from, bytes, stream));
 }

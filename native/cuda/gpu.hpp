@@ -41,6 +41,8 @@ class Gpu {
   bool has_come(CudaEvent event) const;
   // Throw for an error of what has run on a stream.
   void check(CudaStream stream) const;
+  // Wait for all that was queued on the GPU.
+  void synchronize() const;
   // Queue a copy between places in the memory of the GPU, or in registered memory of the host.
   void copy(CudaStream stream, CudaAddress to, CudaAddress from, size_t bytes) const;
   // Memory for what is queued on a stream from now on, until it is freed there.

@@ -1,11 +1,11 @@
 #include "cuda/staging.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <map>
 #include <stdexcept>
+
+#include "base/file_descriptor.hpp"
 
 namespace procgroup {
 
@@ -33,7 +33,7 @@ class StagingMemory {
   }
 
   // A forked child can use no GPU, and the mutex may be held for ever.
-  bool was_forked() const { return getpid() != process_; }
+  bool was_forked() const { return fork_generation() != generation_; }
 
   void* take(size_t bytes) {
     {
@@ -81,7 +81,8 @@ class StagingMemory {
     std::shared_ptr<const void> owner;
   };
 
-  explicit StagingMemory(Gpu& gpu) : in(gpu.make_stream()), out(gpu.make_stream()), gpu_(gpu), process_(getpid()) {}
+  explicit StagingMemory(Gpu& gpu)
+      : in(gpu.make_stream()), out(gpu.make_stream()), gpu_(gpu), generation_(fork_generation()) {}
 
   bool has_ended(Used& used) {
     return std::ranges::all_of(used.events,
@@ -111,7 +112,7 @@ class StagingMemory {
   }
 
   Gpu& gpu_;
-  const pid_t process_;
+  const uint64_t generation_;
   std::mutex mutex_;  // guards what follows
   std::vector<Used> used_;
   std::map<size_t, std::vector<void*>> free_;

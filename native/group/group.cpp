@@ -110,10 +110,20 @@ void Group::finish_turn() {
   if (queued_.load(std::memory_order_seq_cst) != 0) engine_.kick();
 }
 
+// A call whose bytes a device moves costs this thread little: where it is the first, this thread announces it, and the
+// progress thread is awake or is woken by the other ranks. Behind others, whoever ends those wakes it.
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
-  std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
+  const bool is_light = request.descriptor.on_device;
+  auto [operation, is_first] = enqueue(std::move(request), seconds);
+  bool wakes = !is_light;
+  if (is_light && is_first) {
+    const std::unique_lock driving(driving_, std::try_to_lock);
+    if (driving) advance_head(operation.get());
+    wakes = !driving || engine_.uses_sockets() || operation->longest_sleep_ns() != kAnySleepNs;
+  }
+  if (operation->is_completed()) return operation;
   engine_.progress().notify();
-  engine_.kick();
+  if (wakes) engine_.kick();
   return operation;
 }
 
@@ -121,7 +131,7 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, La
   // A group of one rank waits for nobody: its calls complete when they are issued.
   const bool leaves_it = engine_.policy().core_to_spare && size() > 1;
   if (leaves_it || queued_.load(std::memory_order_acquire) != 0) return start(std::move(request), seconds);
-  std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
+  std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds).first;
   language.unlock();
   run_along(*operation);
   if (!operation->is_completed()) {
@@ -132,21 +142,22 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, La
   return operation;
 }
 
-std::shared_ptr<GroupOperation> Group::enqueue(Request request, double seconds) {
+// With the operation, whether nothing was queued before it.
+std::pair<std::shared_ptr<GroupOperation>, bool> Group::enqueue(Request request, double seconds) {
   auto operation = std::make_shared<QueuedCall>(*this, std::move(request), seconds);
   const std::lock_guard lock(queue_mutex_);
   require_usable(operation->call());  // under the mutex: what is queued after leave() would never end
   operation->record();
   queue_.push_back(operation);
-  queued_.fetch_add(1, std::memory_order_seq_cst);
-  return operation;
+  const bool is_first = queued_.fetch_add(1, std::memory_order_seq_cst) == 0;
+  return {std::move(operation), is_first};
 }
 
 void Group::run_along(const GroupOperation& operation) {
   Backoff backoff(engine_.policy(), kAlongNs);
   const uint32_t known = engine_.news().load(std::memory_order_acquire);
   while (!operation.is_completed()) {
-    const Progress progress = advance_queue();
+    const Progress progress = advance_queue(&operation);
     if (progress == Progress::kMoved) backoff.renew();
     if (engine_.news().load(std::memory_order_relaxed) != known) return;
     if (progress != Progress::kMoved && !backoff.wait_a_moment()) return;
@@ -229,6 +240,14 @@ bool Group::has_device_work() {
   return queue != device_queues_.end() && !queue->second.empty();
 }
 
+// Also of those that the other ranks may take for agreed; a graph may be launched at any time.
+bool Group::has_unfinished_device_calls() {
+  const std::lock_guard lock(queue_mutex_);
+  return std::ranges::any_of(queue_, [](const auto& one) { return one->call_so_far().on_device; }) ||
+         std::ranges::any_of(device_queues_,
+                             [](const auto& one) { return one.first != kReplays && !one.second.empty(); });
+}
+
 int64_t Group::longest_sleep_ns() {
   const std::lock_guard lock(queue_mutex_);
   int64_t longest = queue_.empty() ? kAnySleepNs : queue_.front()->longest_sleep_ns();
@@ -297,9 +316,13 @@ Progress Group::advance_pending() {
 }
 
 // Only one thread at a time takes from the queue, so its head stays the head while it is advanced.
-Progress Group::advance_queue() {
+Progress Group::advance_queue(const GroupOperation* own) {
   const std::unique_lock driving(driving_, std::try_to_lock);
-  if (!driving) return Progress::kWaiting;
+  return driving ? advance_head(own) : Progress::kWaiting;
+}
+
+// With driving_. Nobody waits yet for a call that this thread issues, `own`.
+Progress Group::advance_head(const GroupOperation* own) {
   std::shared_ptr<GroupOperation> head;
   {
     const std::lock_guard lock(queue_mutex_);
@@ -319,7 +342,7 @@ Progress Group::advance_queue() {
   }
   head_has_turn_ = false;
   finish_turn();
-  engine_.completed();
+  if (head.get() != own) engine_.completed();
   return Progress::kMoved;
 }
 

@@ -211,6 +211,7 @@ class Group final : public Source {
   void finish_turn();
   [[nodiscard]] std::vector<std::shared_ptr<GroupOperation>> sweep_messages();
   bool has_device_work();
+  bool has_unfinished_device_calls();
   static bool may_rest(const GroupOperation& message);
   std::optional<Failure> supervise(Operation& operation, const Descriptor& call,
                                    const std::function<std::optional<Awaited>()>& awaited, double seconds,
@@ -258,9 +259,10 @@ class Group final : public Source {
   std::optional<Failure> broken() const;
   std::optional<Descriptor> first_unawaited();
   void keep_unreported(Failure failure, Descriptor call);
-  std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
+  std::pair<std::shared_ptr<GroupOperation>, bool> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);
-  Progress advance_queue();
+  Progress advance_queue(const GroupOperation* own = nullptr);
+  Progress advance_head(const GroupOperation* own);
   Progress advance_messages();
   Progress advance_devices();
   bool follow_replays();

@@ -269,6 +269,10 @@ void Group::announce_leaving() {
 void Group::leave() {
   if (left_) return;
   left_ = true;
+  // Another rank's work would wait on its GPU for that of this rank, also beyond the end of its group.
+  if (has_unfinished_device_calls())
+    break_with(
+        {.kind = Failure::Kind::kBroken, .reason = "this rank left the group before its calls on a GPU had ended"}, {});
   report_unraised();
   mark_left();
   announce_leaving();

@@ -19,6 +19,7 @@ MessageKey acceptance_key(uint64_t group, uint64_t number) { return {~group, num
 void GroupOperation::watch() {
   watched_.store(true, std::memory_order_relaxed);
   group_.engine_.progress().notify();
+  group_.engine_.kick();  // it may sleep longer than work on a device should wait for a look
 }
 
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)

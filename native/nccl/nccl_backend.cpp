@@ -1,10 +1,9 @@
 #include "nccl/nccl_backend.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <stdexcept>
 
+#include "base/file_descriptor.hpp"
 #include "base/log.hpp"
 
 namespace procgroup {
@@ -17,7 +16,11 @@ constexpr uint32_t kAllGates = 1U << 30;
 }  // namespace
 
 NcclBackend::NcclBackend(int rank, int size, int device, bool may_gate)
-    : rank_(rank), size_(size), eager_device_(device), may_gate_(may_gate && size > 1), process_(getpid()) {}
+    : rank_(rank),
+      size_(size),
+      eager_device_(device),
+      may_gate_(may_gate && size > 1),
+      generation_(fork_generation()) {}
 
 // The gate's word is not used again: the thread of an abort may still open it.
 NcclBackend::~NcclBackend() {
@@ -30,7 +33,7 @@ NcclBackend::~NcclBackend() {
   }
 }
 
-bool NcclBackend::was_forked() const { return getpid() != process_; }
+bool NcclBackend::was_forked() const { return fork_generation() != generation_; }
 
 bool NcclBackend::supports(OpKind op, Dtype dtype, ReduceOp reduce_op) const {
   // NCCL leaves out the last elements of what it scales in a group of one rank (2.28.9, as under PyTorch).

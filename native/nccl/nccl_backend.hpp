@@ -17,8 +17,6 @@
 // in the order in which the receiver matches them.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -61,6 +59,7 @@ class NcclBackend : public std::enable_shared_from_this<NcclBackend> {  // as Nc
   ~NcclBackend();
 
   const NcclLibrary& library() const { return *library_; }
+  std::shared_ptr<const NcclLibrary> shared_library() const { return library_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool supports(OpKind op, Dtype dtype, ReduceOp reduce_op) const;
@@ -122,7 +121,7 @@ class NcclBackend : public std::enable_shared_from_this<NcclBackend> {  // as Nc
   const int size_;
   const int eager_device_;
   const bool may_gate_;
-  const pid_t process_;
+  const uint64_t generation_;
   std::atomic<Gpu*> gpu_{nullptr};  // null before the first call
   Load load_;
   Connect connect_;

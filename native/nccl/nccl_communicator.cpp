@@ -106,6 +106,11 @@ void NcclCommunicator::check() {
   if (state != kInProgress) library_->require(state);
 }
 
+void NcclCommunicator::keep(std::shared_ptr<const void> kept) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(kept));
+}
+
 void NcclCommunicator::abort(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators,
                              std::function<void()> begin) {
   std::vector<std::shared_ptr<NcclCommunicator>> told;

@@ -54,6 +54,8 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   void post(std::function<void()> calls);
   // Throws std::runtime_error for an error of the work that is queued.
   void check();
+  // Keep something until the communicator has ended.
+  void keep(std::shared_ptr<const void> kept);
 
   // End all work of these communicators, whatever it waits for, in a thread. `begin` is called when they have been
   // told.
@@ -81,6 +83,7 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   NcclHandle handle_ = nullptr;
   std::string error_;  // that made the connection fail
   std::deque<std::function<void()>> posted_;
+  std::vector<std::shared_ptr<const void>> kept_;
 };
 
 }  // namespace procgroup

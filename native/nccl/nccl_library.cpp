@@ -108,7 +108,10 @@ NcclLibrary::NcclLibrary(const std::string& path) {
   PROCGROUP_FIND(ncclRecv);
   PROCGROUP_FIND(ncclRedOpCreatePreMulSum);
   PROCGROUP_FIND(ncclRedOpDestroy);
+  PROCGROUP_FIND(ncclMemAlloc);
+  PROCGROUP_FIND(ncclMemFree);
 #undef PROCGROUP_FIND
+  ncclCommWindowRegister = reinterpret_cast<decltype(ncclCommWindowRegister)>(dlsym(library, "ncclCommWindowRegister"));
 }
 
 int NcclLibrary::version() const {

@@ -49,6 +49,9 @@ class NcclLibrary : public std::enable_shared_from_this<NcclLibrary> {
   int (*ncclRecv)(void*, size_t count, int type, int peer, NcclHandle, CudaStream);
   int (*ncclRedOpCreatePreMulSum)(int* op, const void* factor, int type, int residence, NcclHandle);
   int (*ncclRedOpDestroy)(int op, NcclHandle);
+  int (*ncclMemAlloc)(void** memory, size_t bytes);
+  int (*ncclMemFree)(void* memory);
+  int (*ncclCommWindowRegister)(NcclHandle, void* memory, size_t bytes, void** window, int flags);  // null before 2.27
 
  private:
   int (*ncclGetVersion)(int* version);

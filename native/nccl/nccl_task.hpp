@@ -49,6 +49,8 @@ class NcclTask final : public DeviceTask, public std::enable_shared_from_this<Nc
   // From now on a test tells whether the graph has run the call for long. Throws std::runtime_error for an error.
   bool is_captured() const { return is_captured_; }
   void capture();
+  // Whether all streams of the arrays come after the call once it is queued.
+  bool stays() const { return stays_ && streams_.size() == 1; }
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
 
   bool ready() override;

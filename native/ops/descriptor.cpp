@@ -43,7 +43,8 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
   if (!known) return "a call that this version does not know";
   std::string text = op_name(op);
   const OperationRow& row = row_of(op);
-  if (row.is_context) return text + "(" + rank_name(root, global_ranks) + ")";
+  if (op == OpKind::kRankFirst) return text + "(" + rank_name(root, global_ranks) + ")";
+  if (op == OpKind::kEmpty) return text + " of " + std::to_string(count) + " bytes on a GPU";
   if (row.input == Arrays::kNone && row.output == Arrays::kNone) return external ? text + " to open a backend" : text;
   if (reduces(op)) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
   text += row.sizes == Sizes::kPerPair ? " of " : " of " + std::to_string(count) + " ";

@@ -16,6 +16,7 @@ namespace procgroup {
 enum class OpKind : uint8_t {
   kBarrier,
   kRankFirst,
+  kEmpty,
   kBroadcast,
   kReduce,
   kAllReduce,
@@ -29,7 +30,7 @@ enum class OpKind : uint8_t {
   kSend,
   kRecv,
 };
-inline constexpr size_t kOperations = 14;
+inline constexpr size_t kOperations = 15;
 // In the records of a rank's calls, and in its waits: the rank makes a group together with its members.
 inline constexpr auto kMakesGroup = static_cast<OpKind>(kOperations);
 
@@ -56,7 +57,7 @@ struct OperationRow {
   Sizes sizes = Sizes::kEqual;
   Sources sources = Sources::kAll;
   bool is_message : 1 = false;  // between two ranks: neither numbered nor agreed on
-  bool is_context : 1 = false;  // a context manager of Python: not called as a function, and without a Work
+  bool is_listed : 1 = true;    // among the collectives and messages; false for a call without arrays and a Work
 };
 static_assert(sizeof(OperationRow) == 16);  // each call reads some rows
 
@@ -67,7 +68,8 @@ inline constexpr bool kReduces = true;
 inline constexpr std::array<OperationRow, kOperations> kOperationTable = {{
     // name, givers, takers, input, output, whether it reduces, sizes, sources
     {"barrier"},
-    {.name = "rank_first", .is_context = true},
+    {.name = "rank_first", .is_listed = false},
+    {.name = "empty", .is_listed = false},  // of an array on a GPU
     {"broadcast", Ranks::kRoot, Ranks::kAllButRoot, Arrays::kOne, Arrays::kOne},
     {"reduce", Ranks::kAll, Ranks::kRoot, Arrays::kOne, Arrays::kOne, kReduces},
     {"all_reduce", Ranks::kAll, Ranks::kAll, Arrays::kOne, Arrays::kOne, kReduces},

@@ -6,7 +6,7 @@
 //
 // Stricter than NCCL: pointers are always checked, each collective compares the calls of all ranks and ends once all
 // ranks are in it, a send ends when it is received, and a handle that was destroyed is known to be so. Not there:
-// ncclCommInitAll, Grow, Suspend, windows, one-sided operations, properties, and a configuration per operation.
+// ncclCommInitAll, Grow, Suspend, one-sided operations, properties, and a configuration per operation.
 //
 // PROCGROUP_STAND_IN_NCCL_FAIL="allreduce:3:system,init:1:hang" lets the third AllReduce of this process fail, once
 // its stream comes to it, and the first init never end. Names are NCCL's functions', in small letters. Kinds: cuda,
@@ -23,6 +23,7 @@
 //   have come to the work that is queued on this communicator. To abort several, call it for each between
 //   ncclGroupStart and ncclGroupEnd: the end of the group waits for all.
 // - In a group, what asks for the state of a communicator with operations in the group, or ends it, is refused.
+// - Memory must not be freed while a communicator has it in a window: that ends the process.
 // - PROCGROUP_STAND_IN_NCCL_LATE_ABORT=1: a kernel that begins after the abort spoils the first bytes of its receive
 //   buffer, up to 64 become 0xEE, and then leaves; a real one looks at the abort flag only after some 10,000 spins.
 #include <sys/random.h>
@@ -60,6 +61,13 @@ struct Config {
   unsigned version;
   int blocking;
 };
+
+struct Memory {
+  size_t bytes;
+  std::weak_ptr<Communicator> user{};
+};
+std::mutex memories_mutex;
+std::map<uintptr_t, Memory> memories;  // of ncclMemAlloc
 
 template <class T>
 Status give(T* output, T value) {
@@ -305,10 +313,55 @@ NCCL_API Status ncclGroupEnd() {
 // Memory and reductions
 
 NCCL_API Status ncclMemAlloc(void** pointer, size_t bytes) {
-  return cuMemAlloc(reinterpret_cast<uintptr_t*>(pointer), bytes) == 0 ? kSuccess : kUnhandledCudaError;
+  return guarded([&] {
+    require(!requested_failure("memalloc"), kUnhandledCudaError, "Cuda failure 2 'out of memory'");
+    uintptr_t address = 0;
+    require(cuMemAlloc(&address, bytes) == 0, kUnhandledCudaError, "Cuda failure");
+    *pointer = reinterpret_cast<void*>(address);
+    const std::lock_guard lock(memories_mutex);
+    memories[address] = {bytes};
+    return kSuccess;
+  });
 }
 NCCL_API Status ncclMemFree(void* pointer) {
-  return cuMemFree(reinterpret_cast<uintptr_t>(pointer)) == 0 ? kSuccess : kUnhandledCudaError;
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  {
+    const std::lock_guard lock(memories_mutex);
+    if (memories.count(address) == 0 || !memories[address].user.expired()) {
+      std::fprintf(stderr, "stand-in NCCL: ncclMemFree of memory that is in a window, or that is not there\n");
+      std::abort();
+    }
+    memories.erase(address);
+  }
+  return cuMemFree(address) == 0 ? kSuccess : kUnhandledCudaError;
+}
+NCCL_API Status ncclCommWindowRegister(Comm comm, void* buffer, size_t bytes, void** window, int flags) {
+  return guarded([&] {
+    auto communicator = ready(comm, "CommWindowRegister");
+    const auto address = reinterpret_cast<uintptr_t>(buffer);
+    require(flags == 1 && bytes % 4096 == 0, kInvalidArgument, "CommWindowRegister : invalid flags or size");
+    {
+      const std::lock_guard lock(memories_mutex);
+      const bool is_known = memories.count(address) > 0 && memories[address].bytes >= bytes;
+      require(is_known, kInvalidArgument, "CommWindowRegister : not memory of ncclMemAlloc, in the stand-in");
+      memories[address].user = communicator;
+    }
+    const auto* own = reinterpret_cast<const std::byte*>(&bytes);
+    const Bytes size(own, own + sizeof(bytes));
+    const auto all = communicator->gather(size);
+    if (!all) return kInternalError;
+    const bool are_equal = std::all_of(all->begin(), all->end(), [&](const Bytes& other) { return other == size; });
+    require(are_equal, kInvalidArgument, "CommWindowRegister : the ranks register memories of different sizes");
+    communicator->add_window(address, bytes);
+    *window = buffer;
+    return kSuccess;
+  });
+}
+// For tests: how many operations read memory of a window, and how many memories of ncclMemAlloc there are.
+NCCL_API int stand_in_windowed_operations() { return windowed_operations; }
+NCCL_API int stand_in_memories() {
+  const std::lock_guard lock(memories_mutex);
+  return static_cast<int>(memories.size());
 }
 // Registration has no effect.
 NCCL_API Status ncclCommRegister(Comm, void* buffer, size_t, void** handle) { return give(handle, buffer); }

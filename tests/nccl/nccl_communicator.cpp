@@ -143,6 +143,18 @@ bool is_reduction(Kind kind) {
 
 // Batches
 
+void Communicator::add_window(uintptr_t address, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  windows_[address] = bytes;
+}
+
+bool Communicator::is_in_window(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const std::lock_guard lock(mutex_);
+  const auto after = windows_.upper_bound(address);
+  return after != windows_.begin() && address < std::prev(after)->first + std::prev(after)->second;
+}
+
 uint64_t Communicator::issue() {
   std::lock_guard lock(mutex_);
   if (is_aborted_) throw Refused{kInternalError, "the communicator was aborted"};

@@ -168,6 +168,10 @@ class Communicator {
   std::map<std::string, int> child_counts;  // by the group of ranks
   std::atomic<bool> is_finalized = false;
 
+  // Memory that all ranks have registered together.
+  void add_window(uintptr_t address, size_t bytes);
+  bool is_in_window(const void* pointer);
+
  private:
   struct Peer {
     int socket = -1;
@@ -223,6 +227,7 @@ class Communicator {
   uint64_t completed_ = 0;
   int running_ = 0;
   int graphs_ = 0;
+  std::map<uintptr_t, size_t> windows_;
 };
 
 // A call on a communicator, while it lasts.

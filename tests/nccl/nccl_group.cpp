@@ -331,6 +331,8 @@ Status add_init(const std::shared_ptr<Communicator>& communicator) {
   return end_unless_started();
 }
 
+std::atomic<int> windowed_operations = 0;
+
 Status add_operation(Operation operation, Comm comm, Stream stream) {
   return guarded([&] {
     const char* call = name_of(operation.header.kind);
@@ -343,6 +345,7 @@ Status add_operation(Operation operation, Comm comm, Stream stream) {
     require_one_mode(communicator->is_blocking);
     check(*communicator, operation);
     if (is_reduction(operation.header.kind)) resolve_reduction(*communicator, operation);
+    if (communicator->is_in_window(operation.send)) ++windowed_operations;
     operation.failure = requested_failure(call);
     auto& batches = group.batches;
     auto batch =

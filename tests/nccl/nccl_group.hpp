@@ -37,6 +37,9 @@ std::string last_error();
 std::optional<Status> requested_failure(const char* call);
 
 // Communicators have numbers that are never used again, so that a destroyed one is known to be so.
+// How many operations read memory of a window.
+extern std::atomic<int> windowed_operations;
+
 Comm publish(const std::shared_ptr<Communicator>& communicator);
 // Take a communicator out of those that are known.
 std::shared_ptr<Communicator> take(Comm comm, const char* call);

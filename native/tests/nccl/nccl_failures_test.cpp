@@ -179,9 +179,11 @@ void every_owner_is_let_go_of(bool may_gate, int delay_us) {
     NcclWorld world(2, may_gate);
     const auto owner = std::make_shared<int>(1);
     owned = owner;
+    std::atomic<int> connected{0};
     world.in_all_ranks([&](NcclRank& mine) {
       Burst burst(mine, kCount);
       connect(mine, burst.stream);
+      for (++connected; connected < 2;) std::this_thread::yield();
       try {
         for (int call = 0; call < 50; ++call)
           burst.issued.push_back(mine.issue(mine.all_reduce(burst.array), {burst.stream}, true, kLong, owner));

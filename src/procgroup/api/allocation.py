@@ -1,8 +1,10 @@
-"""Arrays in memory that the ranks of one host share: the others read them in place, which halves what is copied.
+"""Arrays in memory that other ranks read in place.
 
-Allocating is not collective: each rank does it when it likes, and no rank has to do it. The memory lives until the
-last array over it goes, also beyond destroy_process_group. In a world of 1, between hosts and before
-init_process_group it is ordinary memory. A forked child shares it with its parent.
+In memory that the ranks of one host share, allocating is not collective: each rank does it when it likes, and no rank
+has to do it. The memory lives until the last array over it goes, also beyond destroy_process_group. In a world of 1,
+between hosts and before init_process_group it is ordinary memory. A forked child shares it with its parent.
+
+On a GPU it is collective: NCCL registers the memories of all ranks of a group together, which ends with the group.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from procgroup.api.default_group import slot
+from procgroup.api.default_group import Group, choose, slot
+from procgroup.api.options import gpu_of
 from procgroup.arrays import making
 
 if TYPE_CHECKING:
@@ -28,19 +31,48 @@ def empty(
 @overload
 def empty(shape: int | Sequence[int], dtype: Any = None, *, like: T, library: None = None) -> T: ...
 @overload
-def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any: ...
-def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any:
-    """Return a new array in shared memory; its elements are arbitrary.
+def empty(
+    shape: int | Sequence[int],
+    dtype: Any = None,
+    *,
+    like: Any = None,
+    library: str | None = None,
+    device: Any = None,
+    group: Group = None,
+) -> Any: ...
+def empty(
+    shape: int | Sequence[int],
+    dtype: Any = None,
+    *,
+    like: Any = None,
+    library: str | None = None,
+    device: Any = None,
+    group: Group = None,
+) -> Any:
+    """Return a new array in shared memory, or in NCCL's memory of a GPU; its elements are arbitrary.
 
     ``library`` is "numpy" or "torch", by default that of the array ``like``, or "numpy". ``dtype``, of any library
     or by name, is by default that of ``like``, or float32. Raises MemoryError when the system refuses memory.
+
+    With ``device``, a GPU as init_process_group takes it in device_id, the array is one of torch's or CuPy's, by
+    default of torch where that is imported. All ranks of ``group``, by default of all, call it in the same order with
+    arrays of one size: NCCL then reads and writes this memory in place in the group's calls. The call is a collective
+    of the group. Raises CollectiveMismatch for another size, ArgumentError for a group without the backend "nccl" and
+    for another GPU than that of its other calls, and DistBackendError for an error of NCCL, as where the GPU has no
+    memory left; the other ranks then wait for this one.
     """
-    library = _library(like, library)
+    number = gpu_of(device, "device")
+    library = _library(like, library) if number is None else _gpu_library(like, library)
     name = making.dtype_name(like.dtype if dtype is None and like is not None else dtype or "float32")
     lengths = making.shape_of(shape)
     nbytes = math.prod(lengths) * making.itemsize_of(name)
-    group = slot().group
-    memory = None if group is None or nbytes == 0 else group.allocate(nbytes)
+    if number is not None:
+        chosen = choose(group, "empty")
+        if chosen is None:
+            raise ValueError("an array on a GPU is made by the ranks of its group, and this rank is not in `group`")
+        return making.on_gpu(chosen.allocate_on_gpu(max(nbytes, 1), number), number, lengths, name, library)
+    world = slot().group
+    memory = None if world is None or nbytes == 0 else world.allocate(nbytes)
     return making.over(bytearray(nbytes) if memory is None else memory, lengths, name, library)
 
 
@@ -51,10 +83,29 @@ def zeros(
 @overload
 def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: T, library: None = None) -> T: ...
 @overload
-def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any: ...
-def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any:
-    """Return a new array of zeros in shared memory. See ``empty``."""
-    return empty(shape, dtype, like=like, library=library)  # fresh memory reads as zero
+def zeros(
+    shape: int | Sequence[int],
+    dtype: Any = None,
+    *,
+    like: Any = None,
+    library: str | None = None,
+    device: Any = None,
+    group: Group = None,
+) -> Any: ...
+def zeros(
+    shape: int | Sequence[int],
+    dtype: Any = None,
+    *,
+    like: Any = None,
+    library: str | None = None,
+    device: Any = None,
+    group: Group = None,
+) -> Any:
+    """Return a new array of zeros in shared memory or on a GPU. See ``empty``."""
+    array = empty(shape, dtype, like=like, library=library, device=device, group=group)
+    if gpu_of(device, "device") is not None:  # fresh memory of the host reads as zero
+        array[...] = 0
+    return array
 
 
 @overload
@@ -65,13 +116,27 @@ def full(
 def full(shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, like: T, library: None = None) -> T: ...
 @overload
 def full(
-    shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, like: Any = None, library: str | None = None
+    shape: int | Sequence[int],
+    fill_value: Any,
+    dtype: Any = None,
+    *,
+    like: Any = None,
+    library: str | None = None,
+    device: Any = None,
+    group: Group = None,
 ) -> Any: ...
 def full(
-    shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, like: Any = None, library: str | None = None
+    shape: int | Sequence[int],
+    fill_value: Any,
+    dtype: Any = None,
+    *,
+    like: Any = None,
+    library: str | None = None,
+    device: Any = None,
+    group: Group = None,
 ) -> Any:
-    """Return a new array whose elements are all ``fill_value`` in shared memory. See ``empty``."""
-    array = empty(shape, dtype, like=like, library=library)
+    """Return a new array whose elements are all ``fill_value``, in shared memory or on a GPU. See ``empty``."""
+    array = empty(shape, dtype, like=like, library=library, device=device, group=group)
     array[...] = fill_value
     return array
 
@@ -84,4 +149,16 @@ def _library(like: Any, library: str | None) -> str:
         raise ValueError(f"expected `library` to be one of {', '.join(making.LIBRARIES)}, got {library!r}")
     if chosen == "torch" and "torch" not in sys.modules:
         raise ValueError('`library` is "torch", but torch has not been imported')
+    return chosen
+
+
+def _gpu_library(like: Any, library: str | None) -> str:
+    """Return which library's array on a GPU is made."""
+    chosen = library or (type(like).__module__.partition(".")[0] if like is not None else None)
+    if chosen is None:
+        chosen = next((name for name in making.GPU_LIBRARIES if name in sys.modules), None)
+    if chosen is None:
+        raise ValueError('import torch or cupy, or pass `library`: "torch" or "cupy" makes the array on the GPU')
+    if chosen not in making.GPU_LIBRARIES:
+        raise ValueError(f"expected `library` to be one of {', '.join(making.GPU_LIBRARIES)} on a GPU, got {chosen!r}")
     return chosen

@@ -68,11 +68,12 @@ def read_backend(backend: str | None, device_id: Any, pg_options: Any) -> regist
     if isinstance(pg_options, Mapping):
         options = pg_options.get("nccl") or {name: pg_options[name] for name in pg_options if name not in _NAMES}
     given = nccl_library.read_options(options) if options else None
-    gpu = _gpu_of(device_id)  # without a backend's name there need be no GPU
+    gpu = gpu_of(device_id)  # without a backend's name there need be no GPU
     return config._replace(gpu=None if backend is None else gpu, nccl_options=given)
 
 
-def _gpu_of(device_id: Any) -> int | None:
+def gpu_of(device_id: Any, name: str = "device_id") -> int | None:
+    """Return the number of a GPU as in read_backend; None for devices of other types."""
     if device_id is None:
         return None
     if isinstance(device_id, str):
@@ -83,7 +84,7 @@ def _gpu_of(device_id: Any) -> int | None:
     if kind != "cuda":
         return None
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise TypeError(f"Expected `device_id` to be the number of a GPU, or 'cuda:number', got {device_id!r}.")
+        raise TypeError(f"Expected `{name}` to be the number of a GPU, or 'cuda:number', got {device_id!r}.")
     return number
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from procgroup.arrays.array_view import DTYPES, numpy_dtype
 
 LIBRARIES = ("numpy", "torch")
 """The libraries whose arrays can be made in given memory, and be written."""
+GPU_LIBRARIES = ("torch", "cupy")
+"""The same for memory on a GPU."""
 
 
 def library_of(array: Any) -> str:
@@ -47,6 +50,19 @@ def itemsize_of(name: str) -> int:
     if name == "bool" or name.startswith("float8"):
         return 1
     return int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+
+
+def on_gpu(memory: Any, device: int, shape: tuple[int, ...], dtype: str, library: str) -> Any:
+    """Return an array over memory with the CUDA array interface, which it keeps alive.
+
+    ``library`` is one of GPU_LIBRARIES.
+    """
+    nbytes = math.prod(shape) * itemsize_of(dtype)
+    if library == "torch":
+        torch = importlib.import_module("torch")
+        return torch.as_tensor(memory, device=f"cuda:{device}")[:nbytes].view(getattr(torch, dtype)).reshape(shape)
+    cupy = importlib.import_module("cupy")
+    return cupy.asarray(memory)[:nbytes].view(numpy_dtype(dtype)).reshape(shape)
 
 
 def over(memory: Any, shape: tuple[int, ...], dtype: str, library: str) -> Any:

@@ -91,6 +91,10 @@ class GroupCalls(Collectives):
             array, source, tag, True, timeout
         )
 
+    def allocate_on_gpu(self, nbytes: int, device: int, timeout: Limit = None) -> Any:
+        """Return memory with the CUDA array interface for an array of all ranks: see procgroup.empty."""
+        return self.calls.empty(nbytes, device, timeout)
+
     def rank_first(self, first: int, timeout: Limit = None) -> None:
         """Return when group rank ``first`` and every other rank have called it, too: see procgroup.rank_first."""
         self.calls.rank_first(checks.group_rank(first, self._size, self.group_name), timeout)
