@@ -242,10 +242,14 @@ bool Group::has_device_work() {
 
 // Also of those that the other ranks may take for agreed; a graph may be launched at any time.
 bool Group::has_unfinished_device_calls() {
+  advance_devices();
   const std::lock_guard lock(queue_mutex_);
+  const auto goes_on = [](const auto& one) {
+    return one.first != kReplays &&
+           std::ranges::any_of(one.second, [](const auto& call) { return !call->is_completed(); });
+  };
   return std::ranges::any_of(queue_, [](const auto& one) { return one->call_so_far().on_device; }) ||
-         std::ranges::any_of(device_queues_,
-                             [](const auto& one) { return one.first != kReplays && !one.second.empty(); });
+         std::ranges::any_of(device_queues_, goes_on);
 }
 
 int64_t Group::longest_sleep_ns() {

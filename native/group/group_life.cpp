@@ -269,6 +269,8 @@ void Group::announce_leaving() {
 void Group::leave() {
   if (left_) return;
   left_ = true;
+  // From here on the progress thread does not touch this group: pending calls end now, and no thread waits for ever.
+  engine_.progress().remove(this);
   // Another rank's work would wait on its GPU for that of this rank, also beyond the end of its group.
   if (has_unfinished_device_calls())
     break_with(
@@ -276,8 +278,6 @@ void Group::leave() {
   report_unraised();
   mark_left();
   announce_leaving();
-  // From here on the progress thread does not touch this group: pending calls end now, and no thread waits for ever.
-  engine_.progress().remove(this);
   examine_pending();
   end_pending();
   engine_.completed();

@@ -51,12 +51,12 @@ void NcclRegistration::run() {
     const NcclLibrary& nccl = backend_->library();
     const OnGpu on_gpu(backend_->gpu());
     void* window = nullptr;
+    communicator_->keep(memory_);  // also where an abort ends the registration
     void* const memory = reinterpret_cast<void*>(memory_->address());
     if (nccl.ncclCommWindowRegister != nullptr && backend_->size() > 1)
       communicator_->call(false, [&](NcclHandle handle) {
         return nccl.ncclCommWindowRegister(handle, memory, memory_->registered_bytes(), &window, kSymmetric);
       });
-    communicator_->keep(memory_);
   } catch (const std::runtime_error& error) {
     error_ = error.what();
   }
