@@ -11,6 +11,11 @@ int stand_in_windowed_operations();
 
 using namespace procgroup;
 
+#ifdef __SANITIZE_THREAD__
+// A communicator whose other rank has aborted is never freed: its thread waits inside of NCCL's end.
+extern "C" const char* __tsan_default_options() { return "report_thread_leaks=0"; }
+#endif
+
 namespace {
 
 constexpr size_t kCount = 16;
