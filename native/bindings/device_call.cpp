@@ -108,16 +108,6 @@ void wait_until_copied(StagedTask& staged, int device, double seconds) {
   raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(text.str()));
 }
 
-void use_gpu(NcclBackend& backend, int device, const char* op) {
-  backend.load();
-  if (backend.use(device)) return;
-  raise(nb::module_::import_("procgroup.errors")
-            .attr("ArgumentError")(
-                std::string(op) + ": the arrays are on GPU " + std::to_string(device) + ", but this group uses GPU " +
-                std::to_string(backend.device()) + " on this rank, as " +
-                (backend.is_eager() ? "device_id says" : "in its first call") + ". Move them there."));
-}
-
 std::shared_ptr<NcclMemory> allocate_by_nccl(NcclBackend& backend, size_t bytes) {
   return with_backend_error(
       [&] { return std::make_shared<NcclMemory>(backend.shared_library(), backend.gpu(), bytes); });
@@ -126,7 +116,14 @@ std::shared_ptr<NcclMemory> allocate_by_nccl(NcclBackend& backend, size_t bytes)
 std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backend, const Request& request,
                                        std::vector<ArrayView> arrays, std::vector<CudaStream> streams, bool stays) {
   const Descriptor& call = request.descriptor;
-  use_gpu(*backend, arrays.front().device(), op_name(call.op));
+  const int device = arrays.front().device();
+  backend->load();
+  if (!backend->use(device))
+    raise(nb::module_::import_("procgroup.errors")
+              .attr("ArgumentError")(
+                  std::string(op_name(call.op)) + ": the arrays are on GPU " + std::to_string(device) +
+                  ", but this group uses GPU " + std::to_string(backend->device()) + " on this rank, as " +
+                  (backend->is_eager() ? "device_id says" : "in its first call") + ". Move them there."));
   Block input, output;
   const int rank = backend->rank();
   const bool is_coalesced = call.op == OpKind::kAllReduce && !request.inputs.empty();

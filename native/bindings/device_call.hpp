@@ -33,11 +33,9 @@ std::shared_ptr<StagedTask> stage(Request& request, std::vector<ArrayView> array
 // Wait until what a send reads has been copied. Raises DistBackendError after so many seconds, and for an error of the
 // driver.
 void wait_until_copied(StagedTask& staged, int device, double seconds);
-// Let the calls of a group use a GPU. Raises ArgumentError for another one than that of earlier calls.
-void use_gpu(NcclBackend& backend, int device, const char* op);
 // Raises DistBackendError for an error of NCCL, as where the GPU has no memory left.
 std::shared_ptr<NcclMemory> allocate_by_nccl(NcclBackend& backend, size_t bytes);
-// Let NCCL move the elements. Raises as use_gpu().
+// Let NCCL move the elements. Raises ArgumentError for arrays on another GPU than earlier ones.
 std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backend, const Request& request,
                                        std::vector<ArrayView> arrays, std::vector<CudaStream> streams, bool stays);
 

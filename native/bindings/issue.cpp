@@ -185,7 +185,10 @@ nb::object PythonGroup::empty(size_t bytes, int device, double seconds) {
   engine_->require_not_forked();
   require_outside_transfer("empty");
   if (!nccl_) site("empty").refuse("this group has no backend \"nccl\", whose memory an array on a GPU would have");
-  use_gpu(*nccl_, device, "empty");
+  nccl_->load();
+  if (!nccl_->use(device))
+    site("empty").refuse("`device` is GPU " + std::to_string(device) + ", but this group uses GPU " +
+                         std::to_string(nccl_->device()) + " on this rank");
   const std::shared_ptr<NcclMemory> memory = allocate_by_nccl(*nccl_, bytes);
   Request request;
   request.descriptor = {.op = OpKind::kEmpty, .external = true, .on_device = true, .count = bytes};

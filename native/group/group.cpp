@@ -110,36 +110,42 @@ void Group::finish_turn() {
   if (queued_.load(std::memory_order_seq_cst) != 0) engine_.kick();
 }
 
-// A call whose bytes a device moves costs this thread little: where it is the first, this thread announces it, and the
-// progress thread is awake or is woken by the other ranks. Behind others, whoever ends those wakes it.
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
   const bool is_light = request.descriptor.on_device;
   auto [operation, is_first] = enqueue(std::move(request), seconds);
-  bool wakes = !is_light;
-  if (is_light && is_first) {
-    const std::unique_lock driving(driving_, std::try_to_lock);
-    if (driving) advance_head(operation.get());
-    wakes = !driving || engine_.uses_sockets() || operation->longest_sleep_ns() != kAnySleepNs;
-  }
-  if (operation->is_completed()) return operation;
-  engine_.progress().notify();
-  if (wakes) engine_.kick();
+  leave_to_progress_thread(*operation, !is_light || (is_first && announce(*operation)));
   return operation;
 }
 
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, LanguageRuntime& language) {
   // A group of one rank waits for nobody: its calls complete when they are issued.
-  const bool leaves_it = engine_.policy().core_to_spare && size() > 1;
-  if (leaves_it || queued_.load(std::memory_order_acquire) != 0) return start(std::move(request), seconds);
-  std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds).first;
+  const bool leaves_it = (engine_.policy().core_to_spare && size() > 1) || queued_.load(std::memory_order_acquire) != 0;
+  if (leaves_it && !request.descriptor.on_device) return start(std::move(request), seconds);
+  auto [operation, is_first] = enqueue(std::move(request), seconds);
   language.unlock();
-  run_along(*operation);
-  if (!operation->is_completed()) {
-    engine_.progress().notify();
-    engine_.kick();
-  }
+  bool wakes = true;
+  if (leaves_it)
+    wakes = is_first && announce(*operation);
+  else
+    run_along(*operation);
+  leave_to_progress_thread(*operation, wakes);
   language.lock();
   return operation;
+}
+
+// Take part, without waiting, in a call whose bytes a device moves, which costs this thread little. Whether the
+// progress thread has to be woken for it then: else the other ranks do that. A call behind others is begun by whoever
+// ends those.
+bool Group::announce(GroupOperation& operation) {
+  const std::unique_lock driving(driving_, std::try_to_lock);
+  if (driving) advance_head(&operation);
+  return !driving || engine_.uses_sockets() || operation.longest_sleep_ns() != kAnySleepNs;
+}
+
+void Group::leave_to_progress_thread(const GroupOperation& operation, bool wakes) {
+  if (operation.is_completed()) return;
+  engine_.progress().notify();
+  if (wakes) engine_.kick();
 }
 
 // With the operation, whether nothing was queued before it.

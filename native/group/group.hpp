@@ -104,7 +104,8 @@ class Group final : public Source {
   bool takes_iovecs(const Descriptor& call) const;
 
   // Asynchronous. With a host, whose lock is held, the caller's thread runs the call itself as long as that moves,
-  // where there is no core to spare for the progress thread: to wake it would take the caller's core away.
+  // where there is no core to spare for the progress thread: to wake it would take the caller's core away. Without one,
+  // or with a core to spare, it only announces a call whose bytes a device moves.
   std::shared_ptr<GroupOperation> start(Request request, double seconds);
   std::shared_ptr<GroupOperation> start(Request request, double seconds, LanguageRuntime& language);
   std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
@@ -261,6 +262,8 @@ class Group final : public Source {
   void keep_unreported(Failure failure, Descriptor call);
   std::pair<std::shared_ptr<GroupOperation>, bool> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);
+  bool announce(GroupOperation& operation);
+  void leave_to_progress_thread(const GroupOperation& operation, bool wakes);
   Progress advance_queue(const GroupOperation* own = nullptr);
   Progress advance_head(const GroupOperation* own);
   Progress advance_messages();

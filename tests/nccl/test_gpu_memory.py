@@ -170,5 +170,5 @@ def refuse(rank: int, size: int) -> list[str]:
 
 def test_what_cannot_be_made_is_refused_before_the_other_ranks_are_asked() -> None:
     for rank, texts in enumerate(run(refuse, 2, environment=GPUS)):
-        assert f"on GPU {rank + 2}, but this group uses GPU {rank}" in texts[0]
+        assert f"`device` is GPU {rank + 2}, but this group uses GPU {rank}" in texts[0]
         assert "number of a GPU" in texts[1] and "torch, cupy" in texts[2] and '"nccl"' in texts[3]

@@ -25,7 +25,7 @@ from nccl.gpu_parts import GpuPart, case_of
 
 import procgroup as dist
 from cases import Case
-from waiting import Meeting, wait_until_in_a_call
+from waiting import Meeting, wait_until, wait_until_in_a_call
 from world import Outcome, attempt, run, start, without_reports
 
 if gpu_arrays.MISSING:
@@ -656,6 +656,30 @@ def destroy_while_the_gpu_works(rank: int, size: int) -> float:
 def test_work_that_was_queued_before_the_group_was_destroyed_is_done() -> None:
     variables = {**GPUS, "PROCGROUP_STAND_IN_DELAY_US": "20000"}
     assert run(destroy_while_the_gpu_works, 2, environment=variables) == [4.0, 4.0]
+
+
+def leave_before_calls_have_run(rank: int, size: int, left: Path) -> SimpleNamespace | None:
+    join()
+    array = ones(stream=new_stream())
+    dist.all_reduce(array)
+    dist.barrier()
+    if rank == 0:
+        for _ in range(3):
+            dist.all_reduce(array)
+        dist.destroy_process_group(timeout=0.2)
+        array.get()
+        left.touch()
+        return None
+    wait_until(left.exists)
+    error = failure_of(lambda: dist.all_reduce(array))
+    end_in_time(array)
+    return error
+
+
+def test_a_rank_that_leaves_before_its_calls_have_run_is_named_and_all_streams_run_on(tmp_path: Path) -> None:
+    none, error = run(leave_before_calls_have_run, 2, args=(tmp_path / "left",), environment=GPUS)
+    assert none is None and error is not None
+    assert (error.kind, error.peer) == ("PeerFailed", 0) and "left the group before its calls on a GPU" in error.text
 
 
 def leave_work_behind(rank: int, size: int) -> None:
