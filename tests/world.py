@@ -68,6 +68,8 @@ _SHOWN_CHARACTERS = 300
 
 _DUMP_SECONDS = 10.0
 _ports = random.SystemRandom()
+PORT_NAME = "port-of-a-test-"
+"""Begins the names of sockets by which the tests take ports."""
 _taken: deque[int] = deque()
 """Descriptors of the names by which this process has its last 64 ports."""
 _server = multiprocessing.get_context("forkserver")
@@ -401,7 +403,7 @@ def free_port() -> int:
         port = _ports.randrange(10_000, 20_000)
         name = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError), socket.socket() as listener:
-            name.bind(f"\0procgroup-test-port-{port}")
+            name.bind(f"\0{PORT_NAME}{port}")
             listener.bind(("127.0.0.1", port))
             _taken.append(name.detach())
             if len(_taken) > 64:

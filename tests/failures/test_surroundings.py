@@ -19,7 +19,7 @@ import pytest
 from failures.operations import TRANSPORTS, on
 
 import procgroup as dist
-from world import run, run_command, start, wait_until
+from world import PORT_NAME, run, run_command, start, wait_until
 
 RUN_WORLD = Path(__file__).with_name("run_world.py")
 LOOPBACK = """import fcntl, socket, struct
@@ -187,11 +187,12 @@ def kill_all(transport: str) -> None:
 def what_is_there() -> dict[str, list[str]]:
     """Everything in the places where something could be left."""
     files = [str(path) for place in ("/dev/shm", tempfile.gettempdir(), "/run") for path in Path(place).rglob("*")]
-    # procgroup_* are log directories of launchers, which other tests start beside this one; no launcher runs here.
-    files += [str(path) for path in Path("/tmp").glob("*procgroup*") if not path.name.startswith("procgroup_")]
+    # Log directories of launchers and of benchmarks, which other tests start beside this one; none runs here.
+    others = ("procgroup_", "procgroup-bench-")
+    files += [str(path) for path in Path("/tmp").glob("*procgroup*") if not path.name.startswith(others)]
     unix = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     tcp = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    sockets = [fields[7] for fields in unix if len(fields) > 7]
+    sockets = [fields[7] for fields in unix if len(fields) > 7 and not fields[7].startswith(f"@{PORT_NAME}")]
     listening = [fields[1] for fields in tcp if fields[3] == "0A"]
     return {"files": files, "sockets": sockets, "listening": listening}
 

@@ -47,7 +47,7 @@ def test_a_port_is_given_to_one_test_only(monkeypatch: pytest.MonkeyPatch) -> No
     drawn = iter([9_011, 9_012, 9_011, 9_013, 9_014])
     monkeypatch.setattr(world, "_ports", SimpleNamespace(randrange=lambda *limits: next(drawn)))
     with socket.socket(socket.AF_UNIX) as other_test:
-        other_test.bind("\0procgroup-test-port-9013")
+        other_test.bind(f"\0{world.PORT_NAME}9013")
         assert [world.free_port() for _ in range(3)] == [9_011, 9_012, 9_014]
 
 
