@@ -137,9 +137,13 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, La
 // progress thread has to be woken for it then: else the other ranks do that. A call behind others is begun by whoever
 // ends those.
 bool Group::announce(GroupOperation& operation) {
-  const std::unique_lock driving(driving_, std::try_to_lock);
-  if (driving) advance_head(&operation);
-  return !driving || engine_.uses_sockets() || operation.longest_sleep_ns() != kAnySleepNs;
+  std::unique_lock driving(driving_, std::try_to_lock);
+  if (!driving) return true;
+  advance_head(&operation);
+  driving.unlock();
+  // The progress thread may have looked meanwhile, for the last time before it sleeps.
+  return has_missed_look_.exchange(false, std::memory_order_seq_cst) || engine_.uses_sockets() ||
+         operation.longest_sleep_ns() != kAnySleepNs;
 }
 
 void Group::leave_to_progress_thread(const GroupOperation& operation, bool wakes) {
@@ -327,8 +331,12 @@ Progress Group::advance_pending() {
 
 // Only one thread at a time takes from the queue, so its head stays the head while it is advanced.
 Progress Group::advance_queue(const GroupOperation* own) {
-  const std::unique_lock driving(driving_, std::try_to_lock);
-  return driving ? advance_head(own) : Progress::kWaiting;
+  std::unique_lock driving(driving_, std::try_to_lock);
+  if (!driving) {
+    has_missed_look_.store(true, std::memory_order_seq_cst);  // see announce(), which has the lock when this one fails
+    if (!driving.try_lock()) return Progress::kWaiting;
+  }
+  return advance_head(own);
 }
 
 // With driving_. Nobody waits yet for a call that this thread issues, `own`.

@@ -318,8 +318,9 @@ class Group final : public Source {
   bool is_reported_ = false;                   // a call has raised what ended the group
   std::map<int, std::string> seen_calls_;      // by world rank; guarded by reason_mutex_
   bool left_ = false;
-  std::mutex driving_;          // held to advance the head of queue_; taken before other mutexes
-  bool head_has_turn_ = false;  // guarded by driving_: busy_ is held for the head of queue_
+  std::mutex driving_;                        // held to advance the head of queue_; taken before other mutexes
+  bool head_has_turn_ = false;                // guarded by driving_: busy_ is held for the head of queue_
+  std::atomic<bool> has_missed_look_{false};  // a thread could not look, because another one had driving_
 };
 
 // An operation of a group that may outlive the call which issued it.
