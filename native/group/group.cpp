@@ -250,7 +250,8 @@ bool Group::has_device_work() {
   return queue != device_queues_.end() && !queue->second.empty();
 }
 
-// Also of those that the other ranks may take for agreed; a graph may be launched at any time.
+// Queued calls count, because another rank may have seen the agreement on them already. Calls in graphs do not, because
+// the program may launch a graph at any time.
 bool Group::has_unfinished_device_calls() {
   advance_devices();
   const std::lock_guard lock(queue_mutex_);
