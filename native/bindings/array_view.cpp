@@ -69,8 +69,7 @@ Dtype dtype_from_name(const char* name) {
 }
 
 ArrayView::ArrayView(nb::handle array, Access access, ParameterName name) : access_(access) {
-  if (!from_torch(array, name) && !from_buffer(array, name) && !from_cuda_interface(array, name))
-    from_python(array, name);
+  if (!from_torch(array, name) && !from_buffer(array, name) && !from_cuda_interface(array)) from_python(array, name);
 }
 
 ArrayView::ArrayView(ArrayView&& other) noexcept
@@ -97,18 +96,18 @@ bool ArrayView::from_torch(nb::handle array, ParameterName name) {
   owner_ = nb::borrow(array);
   is_tensor_ = true;
   if (device != kHostMemory) {
-    on_device_ = std::make_unique<OnDevice>(device, owner_, name.text());
+    on_device_ = std::make_unique<OnDevice>(device, owner_);
     if (CudaStream stream = nullptr; read_torch_stream(array, device, stream)) on_device_->stream = stream;
   }
   lie_at(std::move(place), name);
   return true;
 }
 
-bool ArrayView::from_cuda_interface(nb::handle array, ParameterName name) {
+bool ArrayView::from_cuda_interface(nb::handle array) {
   CudaArray read;
   if (!read_cuda_array(array, access_ != Access::kRead, read)) return false;
   owner_ = nb::borrow(array);
-  on_device_ = std::make_unique<OnDevice>(read.device, owner_, name.text(), read.stream);
+  on_device_ = std::make_unique<OnDevice>(read.device, owner_, read.stream);
   dtype_ = read.dtype;
   data_ = reinterpret_cast<void*>(read.address);
   count_ = read.count;
@@ -151,7 +150,7 @@ void ArrayView::from_python(nb::handle array, ParameterName name) {
   owner_ =
       nb::module_::import_("procgroup.arrays.view").attr("view")(array, access_ != Access::kRead, name.text(), true);
   if (const int device = nb::cast<int>(owner_.attr("device")); device != kHostMemory)
-    on_device_ = std::make_unique<OnDevice>(device, nb::borrow(array), name.text());
+    on_device_ = std::make_unique<OnDevice>(device, nb::borrow(array));
   dtype_ = dtype_from_name(nb::cast<const char*>(owner_.attr("dtype")));
   lie_at({.base = reinterpret_cast<std::byte*>(nb::cast<uintptr_t>(owner_.attr("address"))),
           .element_bytes = dtype_size(dtype_),

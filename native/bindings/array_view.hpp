@@ -75,13 +75,12 @@ class ArrayView {
   struct OnDevice {
     int number;
     nanobind::object array;
-    std::string name;
     std::optional<CudaStream> stream;
   };
 
   bool from_buffer(nanobind::handle array, ParameterName name);
   bool from_torch(nanobind::handle array, ParameterName name);
-  bool from_cuda_interface(nanobind::handle array, ParameterName name);
+  bool from_cuda_interface(nanobind::handle array);
   void from_python(nanobind::handle array, ParameterName name);
   void lie_at(Strided place, ParameterName name);
 

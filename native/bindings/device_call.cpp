@@ -47,16 +47,17 @@ void ArrayStreams::add(CudaStream stream) {
     streams.push_back(stream);
 }
 
-CudaStream current_stream(nb::handle array, int device) {
+CudaStream current_stream(const ArrayView& array) {
   CudaStream stream = nullptr;
-  if (read_torch_stream(array, device, stream) || read_cuda_stream(array, stream)) return stream;
-  const nb::object given = nb::module_::import_("procgroup.arrays.cuda_array").attr("current_stream")(array);
+  if (read_torch_stream(array.array(), array.device(), stream) || read_cuda_stream(array.array(), stream))
+    return stream;
+  const nb::object given = nb::module_::import_("procgroup.arrays.cuda_array").attr("current_stream")(array.array());
   return given.is_none() ? nullptr : reinterpret_cast<CudaStream>(nb::cast<uintptr_t>(given));
 }
 
-ArrayStreams current_streams(const std::vector<nb::object>& arrays, int device) {
+ArrayStreams current_streams(const std::vector<ArrayView>& arrays) {
   ArrayStreams used;
-  for (const nb::object& array : arrays) used.add(current_stream(array, device));
+  for (const ArrayView& array : arrays) used.add(current_stream(array));
   return used;
 }
 
@@ -68,15 +69,15 @@ bool are_capturing(const ArrayStreams& used, int device) {
   });
 }
 
-std::shared_ptr<StagedTask> stage(Request& request, std::vector<ArrayView> arrays, const ArrayStreams& used, int rank) {
+std::shared_ptr<StagedTask> stage(Request& request, std::shared_ptr<const KeptMemory> memory, const ArrayStreams& used,
+                                  int rank) {
   const Descriptor& call = request.descriptor;
-  const int device = arrays.front().device();
+  const int device = memory->arrays.front().device();
   Block input, output;
   const std::vector<DeviceSpan> inputs = spans_of(inputs_of(request, rank, input), call.dtype);
   const std::vector<DeviceSpan> outputs = spans_of(outputs_of(request, rank, output), call.dtype);
-  const std::shared_ptr<const KeptMemory> owner = keep(std::move(arrays), {});
   const auto staged = with_backend_error(
-      [&] { return std::make_shared<StagedTask>(Gpu::get(device), used.streams, inputs, outputs, owner); });
+      [&] { return std::make_shared<StagedTask>(Gpu::get(device), used.streams, inputs, outputs, std::move(memory)); });
   const std::vector<void*>& read = staged->inputs();
   const std::vector<void*>& written = staged->outputs();
   const bool is_in_place = request.input != nullptr && request.input == request.output;
@@ -114,9 +115,10 @@ std::shared_ptr<NcclMemory> allocate_by_nccl(NcclBackend& backend, size_t bytes)
 }
 
 std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backend, const Request& request,
-                                       std::vector<ArrayView> arrays, std::vector<CudaStream> streams, bool stays) {
+                                       std::shared_ptr<const KeptMemory> memory, std::vector<CudaStream> streams,
+                                       bool stays) {
   const Descriptor& call = request.descriptor;
-  const int device = arrays.front().device();
+  const int device = memory->arrays.front().device();
   backend->load();
   if (!backend->use(device))
     raise(nb::module_::import_("procgroup.errors")
@@ -126,18 +128,20 @@ std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backe
                   (backend->is_eager() ? "device_id says" : "in its first call") + ". Move them there."));
   Block input, output;
   const int rank = backend->rank();
-  const bool is_coalesced = call.op == OpKind::kAllReduce && !request.inputs.empty();
+  const bool is_in_place = call.op == OpKind::kAllReduce;
   NcclCall moved{
       .op = call.op,
       .dtype = call.dtype,
       .reduce_op = reduces(call.op) ? call.reduce_op : ReduceOp::kSum,
       .factor = request.factor,
       .root = call.root,
-      .inputs = spans_of(is_coalesced ? std::span(request.inputs) : inputs_of(request, rank, input), call.dtype),
-      .outputs = spans_of(is_coalesced ? std::span(request.outputs) : outputs_of(request, rank, output), call.dtype)};
-  const std::shared_ptr<const KeptMemory> owner = keep(std::move(arrays), {});
-  return with_backend_error(
-      [&] { return std::make_shared<NcclTask>(backend, std::move(moved), std::move(streams), stays, owner); });
+      .inputs =
+          spans_of(is_in_place && !request.inputs.empty() ? std::span(request.inputs) : inputs_of(request, rank, input),
+                   call.dtype),
+      .outputs = spans_of(is_in_place ? std::span<const Block>() : outputs_of(request, rank, output), call.dtype)};
+  return with_backend_error([&] {
+    return std::make_shared<NcclTask>(backend, std::move(moved), std::move(streams), stays, std::move(memory));
+  });
 }
 
 }  // namespace procgroup

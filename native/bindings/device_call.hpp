@@ -10,6 +10,7 @@
 #include "cuda/staging.hpp"
 #include "nccl/nccl_memory.hpp"
 #include "nccl/nccl_task.hpp"
+#include "python_task.hpp"
 
 namespace procgroup {
 
@@ -21,15 +22,16 @@ struct ArrayStreams {
 
   void add(CudaStream stream);  // null where the library states none
 };
-CudaStream current_stream(nanobind::handle array, int device);
-ArrayStreams current_streams(const std::vector<nanobind::object>& arrays, int device);
+CudaStream current_stream(const ArrayView& array);
+ArrayStreams current_streams(const std::vector<ArrayView>& arrays);
 
 // Whether one of the streams is in a capture. Raises DistBackendError for an error of the driver.
 bool are_capturing(const ArrayStreams& used, int device);
 
 // Let a call move host memory, to and from which the elements are copied: its request gets the addresses there. Raises
 // DistBackendError for an error of the driver.
-std::shared_ptr<StagedTask> stage(Request& request, std::vector<ArrayView> arrays, const ArrayStreams& used, int rank);
+std::shared_ptr<StagedTask> stage(Request& request, std::shared_ptr<const KeptMemory> memory, const ArrayStreams& used,
+                                  int rank);
 // Wait until what a send reads has been copied. Raises DistBackendError after so many seconds, and for an error of the
 // driver.
 void wait_until_copied(StagedTask& staged, int device, double seconds);
@@ -37,6 +39,7 @@ void wait_until_copied(StagedTask& staged, int device, double seconds);
 std::shared_ptr<NcclMemory> allocate_by_nccl(NcclBackend& backend, size_t bytes);
 // Let NCCL move the elements. Raises ArgumentError for arrays on another GPU than earlier ones.
 std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backend, const Request& request,
-                                       std::vector<ArrayView> arrays, std::vector<CudaStream> streams, bool stays);
+                                       std::shared_ptr<const KeptMemory> memory, std::vector<CudaStream> streams,
+                                       bool stays);
 
 }  // namespace procgroup

@@ -197,19 +197,17 @@ void PythonGroup::move_on_device(MessageRequest& request, Issued& issued, bool a
   request.is_unawaited = !async_op;
   Request moved = as_request(request);
   if (!is_staged) {
-    const auto task = move_by_nccl(nccl_, moved, std::move(issued.arrays), used.streams, !async_op);
-    issued.arrays.clear();
+    const auto task = move_by_nccl(nccl_, moved, issued.device_arrays, used.streams, !async_op);
     issued.device_task = task;
     request.task = task;
     request.external = request.on_device = true;
     return;
   }
-  const auto staged = stage(moved, std::move(issued.arrays), used, group_->rank());
-  issued.arrays.clear();
+  const auto staged = stage(moved, issued.device_arrays, used, group_->rank());
   issued.device_task = staged;
   request.data = moved.output;
   if (request.op == OpKind::kSend) {
-    wait_until_copied(*staged, issued.device, seconds);
+    wait_until_copied(*staged, issued.device_arrays->arrays.front().device(), seconds);
     request.data = const_cast<void*>(moved.input);
   }
   if (has_backend()) {

@@ -11,7 +11,7 @@
 
 namespace procgroup {
 
-nb::object PythonGroup::issue(Request request, const Options& options, ArrayView& view) {
+nb::object PythonGroup::issue(Request&& request, const Options& options, ArrayView& view) {
   if (!view.is_on_device()) {
     if (only_checks_) return nb::none();
     request.source = engine_->source_line();
@@ -28,7 +28,7 @@ nb::object PythonGroup::issue(Request request, const Options& options, ArrayView
   return issue(std::move(request), options, std::move(issued));
 }
 
-nb::object PythonGroup::issue(Request request, const Options& options, std::shared_ptr<Issued> issued) {
+nb::object PythonGroup::issue(Request&& request, const Options& options, std::shared_ptr<Issued> issued) {
   if (!issued->arrays.empty() && issued->arrays.front().is_on_device())
     return issue_on_device(std::move(request), options, std::move(issued));
   if (only_checks_) return nb::none();
@@ -58,7 +58,7 @@ bool PythonGroup::is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op
 
 // NCCL's call returns when it is queued, where it has a gate. A blocking call that has none, or that is staged, is
 // started as an asynchronous one and awaited.
-nb::object PythonGroup::issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued) {
+nb::object PythonGroup::issue_on_device(Request&& request, const Options& options, std::shared_ptr<Issued> issued) {
   const Descriptor& call = request.descriptor;
   const bool is_staged = this->is_staged(issued->arrays.front(), call.op, call.reduce_op);
   if (!is_staged && options.retain)
@@ -71,8 +71,7 @@ nb::object PythonGroup::issue_on_device(Request request, const Options& options,
   ArrayStreams used = take_device_arrays(*issued, options.op, !is_staged);
   request.is_unawaited = !options.async_op;
   if (!is_staged) return issue_to_nccl(std::move(request), options, std::move(issued), std::move(used));
-  const auto staged = stage(request, std::move(issued->arrays), used, group_->rank());
-  issued->arrays.clear();
+  const auto staged = stage(request, issued->device_arrays, used, group_->rank());
   issued->device_task = staged;
   if (request.factor != 1.0) premultiply(request);
   if (needs_backend(request)) {
@@ -93,23 +92,21 @@ nb::object PythonGroup::issue_on_device(Request request, const Options& options,
 }
 
 ArrayStreams PythonGroup::take_device_arrays(Issued& issued, const char* op, bool can_be_captured) const {
-  issued.device = issued.arrays.front().device();
+  issued.device_arrays = keep(std::move(issued.arrays), {});
+  issued.arrays.clear();
   ArrayStreams used;
-  for (const ArrayView& view : issued.arrays) {
-    issued.device_arrays.push_back(nb::borrow(view.array()));
-    used.add(view.stream() ? *view.stream() : current_stream(view.array(), issued.device));
-  }
-  if (!can_be_captured && are_capturing(used, issued.device))
+  for (const ArrayView& view : issued.device_arrays->arrays)
+    used.add(view.stream() ? *view.stream() : current_stream(view));
+  if (!can_be_captured && are_capturing(used, issued.device_arrays->arrays.front().device()))
     site(op).refuse(
         "the stream of the array is being captured into a CUDA graph, and messages and calls that go through host "
         "memory cannot be captured. Make the call outside of the capture");
   return used;
 }
 
-nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued,
+nb::object PythonGroup::issue_to_nccl(Request&& request, const Options& options, std::shared_ptr<Issued> issued,
                                       ArrayStreams used) {
-  const auto task = move_by_nccl(nccl_, request, std::move(issued->arrays), std::move(used.streams), !options.async_op);
-  issued->arrays.clear();
+  const auto task = move_by_nccl(nccl_, request, issued->device_arrays, std::move(used.streams), !options.async_op);
   issued->device_task = task;
   request.descriptor.external = request.descriptor.on_device = true;
   request.task = task;
@@ -147,7 +144,7 @@ nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, s
 }
 
 // The ranks agree on the host before the call is captured: no graph has a call on which they disagree.
-nb::object PythonGroup::capture(Request request, const Options& options, std::shared_ptr<Issued> issued,
+nb::object PythonGroup::capture(Request&& request, const Options& options, std::shared_ptr<Issued> issued,
                                 const std::shared_ptr<NcclTask>& task) {
   if (!nccl_->is_connected())
     site(options.op)

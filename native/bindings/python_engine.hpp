@@ -55,8 +55,7 @@ struct Issued {
   nb::object callback;
   std::shared_ptr<PythonTask> backend_task;  // of a program's own backend
   std::shared_ptr<DeviceTask> device_task;   // of a call on arrays on a GPU, which are these
-  std::vector<nb::object> device_arrays;
-  int device = 0;
+  std::shared_ptr<const KeptMemory> device_arrays;
 
   // The work on a device that the completed call has queued; null where there is none.
   const GroupOperation* device_work() const {

@@ -140,11 +140,12 @@ class PythonGroup {
   };
 
   // Run the request here, or, with `async_op`, start it and keep its arrays until it has completed.
-  nb::object issue(Request request, const Options& options, ArrayView& view);
-  nb::object issue(Request request, const Options& options, std::shared_ptr<Issued> issued);
-  nb::object issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued);
-  nb::object issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued, ArrayStreams used);
-  nb::object capture(Request request, const Options& options, std::shared_ptr<Issued> issued,
+  nb::object issue(Request&& request, const Options& options, ArrayView& view);
+  nb::object issue(Request&& request, const Options& options, std::shared_ptr<Issued> issued);
+  nb::object issue_on_device(Request&& request, const Options& options, std::shared_ptr<Issued> issued);
+  nb::object issue_to_nccl(Request&& request, const Options& options, std::shared_ptr<Issued> issued,
+                           ArrayStreams used);
+  nb::object capture(Request&& request, const Options& options, std::shared_ptr<Issued> issued,
                      const std::shared_ptr<NcclTask>& task);
   // The streams of the arrays, which are the call's from now on. Raises for a capture, unless the call
   // `can_be_captured`.

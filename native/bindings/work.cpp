@@ -95,7 +95,7 @@ bool Work::let_streams_wait(const Issued& issued, Deadline deadline) const {
   const std::shared_ptr<GroupOperation>& work = issued.operation->device_work();
   const bool is_captured = issued.device_task && issued.operation->call().captured;
   if (!is_captured && (!work || work->is_completed())) return true;
-  const ArrayStreams used = current_streams(issued.device_arrays, issued.device);
+  const ArrayStreams used = current_streams(issued.device_arrays->arrays);
   issued.device_task->let_wait(used.streams);
   return is_captured || !used.has_unordered || wait_for(issued, *work, deadline);
 }

@@ -217,7 +217,7 @@ void Executor::reap_transfers(bool pump) {
     if (!running.transfer->is_completed()) return false;
     const Failure* failure = running.transfer->failure();
     if (failure != nullptr && !failure_) {
-      failure_ = state_.messages->group.by_group_rank(*failure);
+      failure_ = std::make_unique<Failure>(state_.messages->group.by_group_rank(*failure));
     }
     return true;
   });
@@ -325,8 +325,8 @@ bool Executor::read(void* to, const Place& from, size_t bytes, CopyFunction copy
 bool Executor::stay_stalled() {
   const bool unreadable = unreadable_since_ns_ != 0 && now_ns() - unreadable_since_ns_ > kUnreadableWaitNs;
   if (unreadable && counts(stalled_on_) && state_.peers[static_cast<size_t>(stalled_on_)]->is_alive())
-    failure_ =
-        Failure{.kind = Failure::Kind::kFailed, .peer = stalled_on_, .reason = "its array cannot be read any more"};
+    failure_ = std::make_unique<Failure>(
+        Failure{.kind = Failure::Kind::kFailed, .peer = stalled_on_, .reason = "its array cannot be read any more"});
   return false;
 }
 

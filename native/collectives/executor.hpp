@@ -3,7 +3,6 @@
 
 #include <array>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "base/copy.hpp"
@@ -27,8 +26,8 @@ class Executor {
   void copy_in();
   // Do what can be done now; true when the schedule is done.
   bool advance();
-  // The failure that ended the schedule, with group ranks; nullopt while it can go on.
-  const std::optional<Failure>& failure() const { return failure_; }
+  // The failure that ended the schedule, with group ranks; null while it can go on.
+  const Failure* failure() const { return failure_.get(); }
   // Grows whenever a step or a transfer is done.
   size_t done() const { return step_ + completed_transfers_; }
   // Whether the schedule cannot go on before this rank acts.
@@ -78,7 +77,7 @@ class Executor {
   size_t step_ = 0;
   int stalled_on_ = -1;              // the rank whose array could not be read, because it gave up or ended
   int64_t unreadable_since_ns_ = 0;  // when that rank's array could not be read; zero when it gave up
-  std::optional<Failure> failure_;
+  std::unique_ptr<const Failure> failure_;
   int next_ = 0;  // the rank of this host whose progress is awaited, in a step that awaits all ranks
   std::vector<Running> running_;
   size_t completed_transfers_ = 0;

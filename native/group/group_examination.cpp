@@ -18,6 +18,7 @@ bool concerns_call(const Descriptor& failed, const Descriptor& running) {
 }
 
 std::optional<Failure> Group::broken() const {
+  if (!is_completed()) return std::nullopt;
   const std::lock_guard lock(reason_mutex_);
   return reason_;
 }

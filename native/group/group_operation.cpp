@@ -60,7 +60,7 @@ Progress QueuedCall::advance() {
     number_ = request_.descriptor.sequence;
     recording_->start(request_.descriptor);
     if (request_.before) request_.before();
-    running_ = std::make_unique<CollectiveCall>(*group_.state_, request_);
+    running_.emplace(*group_.state_, request_);
   }
   const Progress progress = running_->advance();
   is_polling_ = request_.task && running_->longest_sleep_ns() != kAnySleepNs;

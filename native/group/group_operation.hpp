@@ -49,7 +49,7 @@ class QueuedCall final : public GroupOperation {
   const Descriptor issued_;          // before its turn
   std::atomic<uint64_t> number_{0};  // from its turn on
   std::optional<Recording> recording_;
-  std::unique_ptr<CollectiveCall> running_;
+  std::optional<CollectiveCall> running_;
   bool awaits_arrays_ = false;    // its turn has come, and it is not ready
   std::atomic<bool> is_polling_;  // its task, until that is ready, and while that moves its bytes
 };

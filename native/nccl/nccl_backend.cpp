@@ -77,11 +77,14 @@ std::shared_ptr<NcclCommunicator> NcclBackend::make_communicator(int rank, int s
 
 void NcclBackend::set_communicator(Pair ranks, std::shared_ptr<NcclCommunicator> communicator) {
   const std::lock_guard lock(mutex_);
-  queues_[ranks].communicator = std::move(communicator);
-  if (ranks == kAll) is_connected_ = true;
+  queues_[ranks].communicator = communicator;
+  if (ranks != kAll) return;
+  communicator_ = std::move(communicator);
+  is_connected_ = true;
 }
 
 std::shared_ptr<NcclCommunicator> NcclBackend::communicator_for(Pair ranks, uint64_t number) {
+  if (ranks == kAll && is_connected_) return communicator_;
   std::shared_ptr<Task> connecting;
   {
     const std::lock_guard lock(mutex_);

@@ -132,7 +132,8 @@ class NcclBackend : public std::enable_shared_from_this<NcclBackend> {  // as Nc
   std::vector<std::shared_ptr<const void>> kept_;
   std::vector<std::weak_ptr<void>> graphs_;
   bool is_aborted_ = false;
-  std::atomic<bool> is_connected_{false};  // the communicator of collectives
+  std::shared_ptr<NcclCommunicator> communicator_;  // of collectives: once `is_connected_`, also without the mutex
+  std::atomic<bool> is_connected_{false};
   std::mutex issuing_;
   uint32_t gates_ = 0;
   std::atomic<int> ungated_{0};

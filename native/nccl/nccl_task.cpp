@@ -161,11 +161,13 @@ bool NcclTask::post() {
   communicator_ = backend_->communicator_for(ranks(), number_);
   if (communicator_ == nullptr) return false;
   if (backend_->size() == 1) {
+    const OnGpu on_gpu(gpu_);
     queue();
     return true;
   }
   communicator_->post([self = shared_from_this()] {
     try {
+      const OnGpu on_gpu(self->gpu_);
       self->queue();
     } catch (const std::runtime_error& error) {
       self->fail(error.what());
@@ -186,8 +188,8 @@ NcclBackend::Pair NcclTask::ranks() const {
 
 NcclType NcclTask::type() const { return nccl_reduction(call_.reduce_op, call_.dtype).value_or(kNcclBytes); }
 
+// The GPU is the current one of the thread.
 void NcclTask::queue() {
-  const OnGpu on_gpu(gpu_);
   if (!stays_) stream_ = backend_->stream_of(ranks());
   for (const CudaEvent event : events_) gpu_.let_wait(stream_, event);
   const bool has_words = gpu_.has_words();
@@ -285,7 +287,7 @@ int NcclTask::call_nccl(NcclHandle communicator) const {
     case OpKind::kAllReduce:
       for (size_t place = 0; place < inputs.size() && result == 0; ++place)
         if (inputs[place].bytes != 0)
-          result = nccl_.ncclAllReduce(pointer(inputs[place]), pointer(outputs[place]),
+          result = nccl_.ncclAllReduce(pointer(inputs[place]), pointer((outputs.empty() ? inputs : outputs)[place]),
                                        inputs[place].bytes / reduced.bytes, reduced.number, op_, communicator, stream);
       break;
     case OpKind::kReduce:

@@ -16,7 +16,8 @@
 
 namespace procgroup {
 
-// The blocks that this rank gives and takes: several arrays of an all_reduce are as many of both.
+// The blocks that this rank gives and takes. Several arrays of an all_reduce are as many of both; where it takes none,
+// it works in place.
 struct NcclCall {
   OpKind op;
   Dtype dtype;

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <utility>
 
 #include "runtime/failure.hpp"
 
@@ -58,19 +58,19 @@ class Operation {
   bool is_awaited() const { return waiters_.load(std::memory_order_relaxed) > 0; }
 
   bool is_completed() const { return completed_.load(std::memory_order_acquire); }
-  const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
+  const Failure* failure() const { return failure_.get(); }
 
   // End the operation from outside. Its arrays are not read or written afterwards.
   virtual void give_up(Failure failure) { fail(std::move(failure)); }
 
   void finish() { completed_.store(true, std::memory_order_release); }
   void fail(Failure failure) {
-    failure_.emplace(std::move(failure));
+    failure_ = std::make_unique<Failure>(std::move(failure));
     completed_.store(true, std::memory_order_release);
   }
 
  private:
-  std::optional<Failure> failure_;
+  std::unique_ptr<const Failure> failure_;  // few fail: those that do not stay small
   std::atomic<bool> completed_{false};
   std::atomic<int> waiters_{0};
 };
