@@ -11,7 +11,7 @@
 namespace procgroup {
 namespace {
 
-constexpr size_t kBlock = 64;
+constexpr size_t kBlockBytes = 64;
 
 // The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
 constexpr uint32_t kRound[64] = {
@@ -66,18 +66,18 @@ void absorb(State& state, const uint8_t* block) {
 Digest sha256(std::string_view message) {
   State state{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
-  const size_t whole = message.size() / kBlock * kBlock;
-  for (size_t i = 0; i < whole; i += kBlock) absorb(state, bytes + i);
+  const size_t whole = message.size() / kBlockBytes * kBlockBytes;
+  for (size_t i = 0; i < whole; i += kBlockBytes) absorb(state, bytes + i);
 
   // The tail: what is left, a one bit, zeros, and the length in bits; one block, or two.
-  uint8_t tail[2 * kBlock] = {};
+  uint8_t tail[2 * kBlockBytes] = {};
   const size_t left = message.size() - whole;
   if (left > 0) std::memcpy(tail, bytes + whole, left);
   tail[left] = 0x80;
-  const size_t size = left < kBlock - 8 ? kBlock : 2 * kBlock;
+  const size_t size = left < kBlockBytes - 8 ? kBlockBytes : 2 * kBlockBytes;
   const uint64_t bits = uint64_t{message.size()} * 8;
   for (int i = 0; i < 8; ++i) tail[size - 1 - i] = static_cast<uint8_t>(bits >> (8 * i));
-  for (size_t i = 0; i < size; i += kBlock) absorb(state, tail + i);
+  for (size_t i = 0; i < size; i += kBlockBytes) absorb(state, tail + i);
 
   Digest digest;
   for (size_t i = 0; i < digest.size(); ++i) digest[i] = static_cast<uint8_t>(state[i / 4] >> (24 - 8 * (i % 4)));
@@ -85,8 +85,8 @@ Digest sha256(std::string_view message) {
 }
 
 Digest hmac_sha256(std::string_view key, std::string_view message) {
-  std::string inner(kBlock, '\0');
-  if (key.size() > kBlock) {
+  std::string inner(kBlockBytes, '\0');
+  if (key.size() > kBlockBytes) {
     const Digest digest = sha256(key);
     std::memcpy(inner.data(), digest.data(), digest.size());
   } else {

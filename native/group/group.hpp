@@ -172,6 +172,7 @@ class Group final : public Source {
   std::optional<size_t> open_receives(const Operation& waited, const std::vector<int>& awaited) override;
 
  private:
+  static size_t index(int rank) { return static_cast<size_t>(rank); }
   static constexpr size_t kFewMessages = 64;
   static constexpr int kReceiveCredits = 4;
   // Looks for a message, of 7 us together: a peer that begins to send at the same time has sent by then.

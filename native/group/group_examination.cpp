@@ -6,8 +6,6 @@
 namespace procgroup {
 namespace {
 
-size_t index(int rank) { return static_cast<size_t>(rank); }
-
 constexpr const char* kLeftBefore = "it left the group before this call";
 
 }  // namespace

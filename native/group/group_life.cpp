@@ -12,11 +12,6 @@
 #include "runtime/recording.hpp"
 
 namespace procgroup {
-namespace {
-
-size_t index(int rank) { return static_cast<size_t>(rank); }
-
-}  // namespace
 
 Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(std::move(options)) {
   name_ranks_as_engine();

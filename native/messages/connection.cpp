@@ -14,7 +14,7 @@
 namespace procgroup {
 namespace {
 
-constexpr size_t kTurnBytes = 1024 * 1024;  // read in one turn, so that other connections get theirs
+constexpr size_t kReadBytes = 1024 * 1024;  // read in one turn, so that other connections get theirs
 constexpr int kMostTurns = 64;              // for what a peer has sent before its end
 
 std::string describe(const ChannelClosed& closed) {
@@ -67,7 +67,7 @@ bool Connection::read_frames() {
   bool moved = false;
   drained_ = false;
   turn_bytes_ = 0;
-  while (turn_bytes_ < kTurnBytes && !fault_ && !paused()) {
+  while (turn_bytes_ < kReadBytes && !fault_ && !paused()) {
     if (current_.active) {
       if (!read_payload()) break;
     } else if (staged_end_ - staged_begin_ >= sizeof(FrameHeader)) {

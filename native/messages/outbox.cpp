@@ -9,7 +9,7 @@ namespace procgroup {
 namespace {
 
 constexpr int kSmallInARow = 16;
-constexpr size_t kTurnBytes = 1024 * 1024;  // written in one turn, so that other connections get theirs
+constexpr size_t kWrittenBytes = 1024 * 1024;  // written in one turn, so that other connections get theirs
 
 }  // namespace
 
@@ -92,7 +92,7 @@ void Outbox::fail_all(const Failure& failure) {
 
 bool Outbox::write(Channel& channel) {
   size_t moved = 0;
-  while (moved < kTurnBytes && (current_.active || start_next())) {
+  while (moved < kWrittenBytes && (current_.active || start_next())) {
     moved += write_current(channel);
     if (current_.active) break;  // the channel is full
   }

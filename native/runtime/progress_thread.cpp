@@ -9,7 +9,7 @@
 namespace procgroup {
 namespace {
 
-constexpr int64_t kSliceNs = 20'000'000;  // how late deadlines and deaths may be noticed
+constexpr int64_t kExamineNs = 20'000'000;  // how late deadlines and deaths may be noticed
 constexpr auto kRest = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -103,7 +103,7 @@ void ProgressThread::examine_all() {
 
 int64_t ProgressThread::longest_sleep_ns() {
   const std::lock_guard pass(pass_);
-  int64_t longest = kSliceNs;
+  int64_t longest = kExamineNs;
   for (Source* source : sources_) longest = std::min(longest, source->longest_sleep_ns());
   return longest;
 }
@@ -120,7 +120,7 @@ void ProgressThread::run() {
     if (progress == Progress::kMoved) {
       backoff.renew();
       // What moves must not hide that something else is late.
-      if (now_ns() - examined_ns < kSliceNs) continue;
+      if (now_ns() - examined_ns < kExamineNs) continue;
       examine_all();
       examined_ns = now_ns();
     } else if (progress == Progress::kDone) {
