@@ -121,11 +121,7 @@ std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backe
   const int device = memory->arrays.front().device();
   backend->load();
   if (!backend->use(device))
-    raise(nb::module_::import_("procgroup.errors")
-              .attr("ArgumentError")(
-                  std::string(op_name(call.op)) + ": the arrays are on GPU " + std::to_string(device) +
-                  ", but this group uses GPU " + std::to_string(backend->device()) + " on this rank, as " +
-                  (backend->is_eager() ? "device_id says" : "in its first call") + ". Move them there."));
+    raise(nb::module_::import_("procgroup.errors").attr("ArgumentError")(backend->refusal_of(call.op, device)));
   Block input, output;
   const int rank = backend->rank();
   const bool is_in_place = call.op == OpKind::kAllReduce;

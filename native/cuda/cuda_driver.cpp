@@ -44,9 +44,11 @@ CudaDriver load() {
   PROCGROUP_FIND(cuDevicePrimaryCtxRetain);
   PROCGROUP_FIND(cuCtxGetCurrent);
   PROCGROUP_FIND(cuCtxSetCurrent);
+  PROCGROUP_FIND(cuCtxGetDevice);
   PROCGROUP_FIND(cuCtxSynchronize);
   PROCGROUP_FIND(cuStreamCreateWithPriority);
   PROCGROUP_FIND(cuStreamDestroy);
+  PROCGROUP_FIND(cuStreamGetCtx);
   PROCGROUP_FIND(cuStreamQuery);
   PROCGROUP_FIND(cuStreamWaitEvent);
   PROCGROUP_FIND(cuStreamWaitValue32, true);
@@ -61,6 +63,7 @@ CudaDriver load() {
   PROCGROUP_FIND(cuMemHostRegister);
   PROCGROUP_FIND(cuMemHostUnregister);
   PROCGROUP_FIND(cuMemcpyAsync);
+  PROCGROUP_FIND(cuMemsetD8Async);
   PROCGROUP_FIND(cuDeviceGetMemPool);
   PROCGROUP_FIND(cuMemAllocFromPoolAsync);
   PROCGROUP_FIND(cuMemFreeAsync);

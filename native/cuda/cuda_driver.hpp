@@ -29,9 +29,11 @@ struct CudaDriver {
   int (*cuDevicePrimaryCtxRetain)(CudaContext* context, int device);
   int (*cuCtxGetCurrent)(CudaContext* context);
   int (*cuCtxSetCurrent)(CudaContext context);
+  int (*cuCtxGetDevice)(int* device);
   int (*cuCtxSynchronize)();
   int (*cuStreamCreateWithPriority)(CudaStream* stream, unsigned flags, int priority);
   int (*cuStreamDestroy)(CudaStream stream);
+  int (*cuStreamGetCtx)(CudaStream stream, CudaContext* context);
   int (*cuStreamQuery)(CudaStream stream);
   int (*cuStreamWaitEvent)(CudaStream stream, CudaEvent event, unsigned flags);
   // Not all devices and drivers have the next two.
@@ -48,6 +50,7 @@ struct CudaDriver {
   int (*cuMemHostRegister)(void* address, size_t bytes, unsigned flags);
   int (*cuMemHostUnregister)(void* address);
   int (*cuMemcpyAsync)(CudaAddress to, CudaAddress from, size_t bytes, CudaStream stream);
+  int (*cuMemsetD8Async)(CudaAddress to, unsigned char value, size_t bytes, CudaStream stream);
   int (*cuDeviceGetMemPool)(CudaMemoryPool* pool, int device);
   int (*cuMemAllocFromPoolAsync)(CudaAddress* address, size_t bytes, CudaMemoryPool pool, CudaStream stream);
   int (*cuMemFreeAsync)(CudaAddress address, CudaStream stream);

@@ -124,6 +124,10 @@ void Gpu::copy(CudaStream stream, CudaAddress to, CudaAddress from, size_t bytes
   driver_.require(driver_.cuMemcpyAsync(to, from, bytes, stream));
 }
 
+void Gpu::clear(CudaStream stream, CudaAddress address, size_t bytes) const {
+  driver_.require(driver_.cuMemsetD8Async(address, 0, bytes, stream));
+}
+
 CudaAddress Gpu::allocate(CudaStream stream, size_t bytes) const {
   CudaMemoryPool pool = nullptr;
   driver_.require(driver_.cuDeviceGetMemPool(&pool, device_));
@@ -240,6 +244,19 @@ void unmap_registered(void* memory, size_t bytes) {
   const BesideCaptures beside(CudaDriver::get());
   CudaDriver::get().cuMemHostUnregister(memory);
   munmap(memory, bytes);
+}
+
+int gpu_of_stream(CudaStream stream) {
+  const CudaDriver& driver = CudaDriver::get();
+  CudaContext context = nullptr, before = nullptr;
+  driver.require(driver.cuStreamGetCtx(stream, &context));
+  driver.require(driver.cuCtxGetCurrent(&before));
+  driver.require(driver.cuCtxSetCurrent(context));
+  int number = 0;
+  const int result = driver.cuCtxGetDevice(&number);
+  driver.require(driver.cuCtxSetCurrent(before));
+  driver.require(result);
+  return number;
 }
 
 int gpu_of(CudaAddress address) {

@@ -45,6 +45,8 @@ class Gpu {
   void synchronize() const;
   // Queue a copy between places in the memory of the GPU, or in registered memory of the host.
   void copy(CudaStream stream, CudaAddress to, CudaAddress from, size_t bytes) const;
+  // Queue that memory of the GPU becomes zero.
+  void clear(CudaStream stream, CudaAddress address, size_t bytes) const;
   // Memory for what is queued on a stream from now on, until it is freed there.
   CudaAddress allocate(CudaStream stream, size_t bytes) const;
   void free(CudaStream stream, CudaAddress address) const;
@@ -104,5 +106,7 @@ void unmap_registered(void* memory, size_t bytes);
 
 // The GPU whose memory has this address. Throws std::runtime_error for other addresses.
 int gpu_of(CudaAddress address);
+// The GPU whose stream this is. Throws std::runtime_error for what is not a stream.
+int gpu_of_stream(CudaStream stream);
 
 }  // namespace procgroup

@@ -54,6 +54,12 @@ bool NcclBackend::use(int device) {
   return gpu().number() == device;
 }
 
+std::string NcclBackend::refusal_of(OpKind op, int device) const {
+  return std::string(op_name(op)) + ": the arrays are on GPU " + std::to_string(device) + ", but this group uses GPU " +
+         std::to_string(this->device()) + " on this rank, as " + (is_eager() ? "device_id says" : "in its first call") +
+         ". Move them there.";
+}
+
 CudaStream NcclBackend::stream_of(Pair ranks) {
   const std::lock_guard lock(mutex_);
   CudaStream& stream = queues_[ranks].stream;

@@ -69,6 +69,8 @@ class NcclBackend : public std::enable_shared_from_this<NcclBackend> {  // as Nc
   void load();
   // Let the calls of this group use a GPU, after load(); false where they use another one.
   bool use(int device);
+  // Why a call on arrays on this GPU is refused, which use() has returned false for.
+  std::string refusal_of(OpKind op, int device) const;
   int device() const { return gpu_ == nullptr ? eager_device_ : gpu_.load()->number(); }
   bool is_eager() const { return eager_device_ >= 0; }
   // The parent of a forked child still uses what the child has a copy of, and mutexes may be held for ever.
