@@ -40,7 +40,7 @@ AREAS = {
     "runtime": ["native", "failures/test_timeouts.py", "diagnostics/test_flight_records.py"],
     "schedules": ["collectives"],
     "store": ["stores/test_contract.py", "stores/test_hash.py", "stores/test_file.py", "stores/test_tcp.py"],
-    "xla": ["functional"],
+    "xla": ["functional", "nccl/test_jax_on_gpus.py"],
     "transport": ["collectives/test_collectives.py", "failures/test_surroundings.py"],
 }
 

@@ -113,6 +113,7 @@ class PythonGroup {
   // For compiled functions, whose threads do not have the interpreter's lock: see xla.cpp.
   const std::shared_ptr<PythonEngine>& engine() const { return engine_; }
   const std::shared_ptr<Group>& group() const { return group_; }
+  const std::shared_ptr<NcclBackend>& nccl() const { return nccl_; }
   double seconds() const { return shared_->seconds; }
   // Whether the engine makes their calls, without Python.
   bool runs_compiled() const { return shared_->lets_compiled_pass && !has_backend() && !engine_->forked(); }

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -33,18 +34,28 @@ class PythonCompiledCall {
         run_(std::move(run)),
         describe_error_(std::move(describe_error)) {}
 
-  // Throws nb::python_error, and what CompiledCall::run() throws but for OperationFailed.
-  void run(const std::vector<XlaArray>& given, const std::vector<XlaArray>& results) const {
-    if (!group_.runs_compiled() || inside_transfer()) return run_in_python(given, results);
-    group_.engine()->engine()->note_caller();
+  // `stream` is XLA's on a GPU, and null on a CPU. Throws nb::python_error.
+  void run(const XlaArrays& given, const XlaArrays& results, CudaStream stream) const {
     UnlockedPythonRuntime language;
     try {
-      call_.run(*group_.group(), given, results, group_.seconds(), language);
+      std::optional<XlaGpu> gpu;
+      if (stream != nullptr) gpu.emplace(stream, load_nccl());
+      if (!group_.runs_compiled() || inside_transfer()) {
+        const auto run = [this](const XlaArrays& from, const XlaArrays& to) { run_in_python(from, to); };
+        if (gpu) return run_on_copies(*gpu, given, results, group_.seconds(), language, run);
+        return run(given, results);
+      }
+      group_.engine()->engine()->note_caller();
+      call_.run(*group_.group(), given, results, group_.seconds(), language, gpu ? &*gpu : nullptr);
       language.rethrow();
     } catch (const OperationFailed& failed) {
       language.rethrow();
       const Relocked relocked;
       raise(build_exception(failed.failure, failed.call, *group_.group()));
+    } catch (const std::invalid_argument& error) {
+      raise_own("ArgumentError", error);
+    } catch (const std::runtime_error& error) {  // of the GPU
+      raise_own("DistBackendError", error);
     }
   }
 
@@ -59,11 +70,27 @@ class PythonCompiledCall {
   }
 
  private:
+  [[noreturn]] static void raise_own(const char* type, const std::exception& error) {
+    const Relocked relocked;
+    raise(nb::module_::import_("procgroup.errors").attr(type)(error.what()));
+  }
+
+  // That of the group, where it makes this call. Its first call loads NCCL, with the interpreter's lock.
+  std::shared_ptr<NcclBackend> load_nccl() const {
+    const std::shared_ptr<NcclBackend>& nccl = group_.nccl();
+    if (nccl && call_.uses(*nccl))
+      std::call_once(has_loaded_, [&] {
+        const Relocked relocked;
+        nccl->load();
+      });
+    return nccl;
+  }
+
   // By the group's methods, where another backend moves the elements, or the group is in a state that looks at its
   // calls.
-  void run_in_python(const std::vector<XlaArray>& given, const std::vector<XlaArray>& results) const {
+  void run_in_python(const XlaArrays& given, const XlaArrays& results) const {
     const Relocked relocked;
-    const auto views = [](const std::vector<XlaArray>& arrays, int access) {
+    const auto views = [](const XlaArrays& arrays, int access) {
       nb::list list;
       for (const XlaArray& array : arrays)
         list.append(nb::steal(PyMemoryView_FromMemory(
@@ -77,6 +104,7 @@ class PythonCompiledCall {
   const CompiledCall call_;
   const nb::object run_;
   const nb::object describe_error_;
+  mutable std::once_flag has_loaded_;
 };
 
 // Threads of XLA may use it while the process ends.
@@ -135,6 +163,7 @@ void compile(Registered* self, const PythonGroup& group, const char* name, const
       &delete_with_lock<const PythonCompiledCall>));
 }
 
+template <bool kIsOnGpu>
 xla::Error* handle(xla::CallFrame* frame) {
   std::shared_ptr<const PythonCompiledCall> call;
   try {
@@ -145,7 +174,10 @@ xla::Error* handle(xla::CallFrame* frame) {
     if (!call)
       return make_error(*frame->api, "This process has no call of procgroup number " + std::to_string(number) +
                                          ": the function was compiled by another process. Compile it in this one.");
-    call->run(arrays_of(frame->arguments), arrays_of(frame->results));
+    CudaStream stream = nullptr;
+    if constexpr (kIsOnGpu)
+      if (xla::Error* const error = read_stream(*frame, stream); error != nullptr) return error;
+    call->run(arrays_of(frame->arguments), arrays_of(frame->results), stream);
     return nullptr;
   } catch (const nb::python_error& error) {
     return make_error(*frame->api, call->describe(error));
@@ -161,8 +193,10 @@ using namespace procgroup;
 
 void bind_xla(nb::module_& module) {
   module.def(
-      "xla_handler", [] { return nb::capsule(reinterpret_cast<const void*>(&handle)); },
-      nb::sig("def xla_handler() -> object"), "Return the address of the handler of XLA's custom calls, in a capsule.");
+      "xla_handler",
+      [](bool on_gpu) { return nb::capsule(reinterpret_cast<const void*>(on_gpu ? &handle<true> : &handle<false>)); },
+      nb::kw_only(), "on_gpu"_a, nb::sig("def xla_handler(*, on_gpu: bool) -> object"),
+      "Return the address of the handler of XLA's custom calls on CPUs, or on GPUs of NVIDIA, in a capsule.");
   nb::class_<Registered>(module, "CompiledCall",
                          "A call of a function that XLA has compiled; found by its number while this object lives.")
       .def("__init__", &compile, "group"_a, "name"_a, "dtypes"_a, nb::kw_only(), "root"_a, "source"_a, "op"_a.none(),

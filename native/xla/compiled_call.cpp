@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
-
-#include "ops/premultiply.hpp"
 
 namespace procgroup {
 namespace {
@@ -56,8 +53,8 @@ xla::Metadata* metadata_of(const xla::CallFrame& frame) {
 
 }  // namespace
 
-std::vector<XlaArray> arrays_of(const xla::Buffers& buffers) {
-  std::vector<XlaArray> arrays;
+XlaArrays arrays_of(const xla::Buffers& buffers) {
+  XlaArrays arrays;
   for (int64_t index = 0; index < buffers.size; ++index) {
     const xla::Buffer& buffer = *buffers.buffers[index];
     if (buffers.types[index] != xla::kBufferType || buffer.struct_size < sizeof(xla::Buffer))
@@ -80,6 +77,17 @@ uint64_t attribute_of(const xla::Attributes& attributes, const char* name) {
     if (scalar.dtype == xla::DataType::kUint64) return *static_cast<const uint64_t*>(scalar.value);
   }
   throw std::invalid_argument(std::string("XLA gives no attribute `") + name + "` of uint64");
+}
+
+xla::Error* read_stream(const xla::CallFrame& frame, CudaStream& stream) {
+  const xla::Api& api = *frame.api;
+  if (api.struct_size < offsetof(xla::Api, get_stream) + sizeof api.get_stream)
+    return make_error(api, "this XLA does not give the stream of a call, which procgroup needs on a GPU");
+  xla::StreamArguments arguments{sizeof arguments, nullptr, frame.context, nullptr};
+  if (xla::Error* const error = api.get_stream(&arguments); error != nullptr) return error;
+  if (arguments.stream == nullptr) return make_error(api, "XLA gives no stream for a call on a GPU");
+  stream = arguments.stream;
+  return nullptr;
 }
 
 xla::Error* make_error(const xla::Api& api, const std::string& text) {
@@ -107,69 +115,27 @@ bool answer_metadata(const xla::CallFrame& frame) {
   return true;
 }
 
-// The arrays of one dtype: `rows` rows, and in each of them the same part of every array, one after the other.
-class CompiledCall::Bundle {
- public:
-  Bundle(const std::vector<XlaArray>& arrays, const std::vector<size_t>& indices, size_t rows)
-      : dtype_(arrays[indices.front()].dtype), rows_(rows) {
-    for (const size_t index : indices) {
-      parts_.push_back({arrays[index].data, arrays[index].count / rows});
-      width_ += parts_.back().count;
-    }
-    if (parts_.size() > 1) scratch_.reset(new std::byte[bytes()]);
-  }
-
-  Dtype dtype() const { return dtype_; }
-  size_t width() const { return width_; }  // elements of a row
-  size_t bytes() const { return rows_ * width_ * dtype_size(dtype_); }
-  void* data() const { return scratch_ ? scratch_.get() : parts_.front().data; }
-  std::vector<Block> rows() const {
-    std::vector<Block> rows(rows_);
-    for (size_t row = 0; row < rows_; ++row)
-      rows[row] = {static_cast<std::byte*>(data()) + row * width_ * dtype_size(dtype_), width_};
-    return rows;
-  }
-
-  void pack() const {
-    for_each_part([](std::byte* packed, std::byte* part, size_t size) { std::memcpy(packed, part, size); });
-  }
-  void unpack() const {
-    for_each_part([](std::byte* packed, std::byte* part, size_t size) { std::memcpy(part, packed, size); });
-  }
-
- private:
-  template <class Copy>
-  void for_each_part(Copy copy) const {
-    if (!scratch_) return;
-    std::byte* packed = scratch_.get();
-    for (size_t row = 0; row < rows_; ++row)
-      for (const Block& part : parts_) {
-        const size_t size = part.count * dtype_size(dtype_);
-        copy(packed, static_cast<std::byte*>(part.data) + row * size, size);
-        packed += size;
-      }
-  }
-
-  Dtype dtype_;
-  size_t rows_;
-  size_t width_ = 0;
-  std::vector<Block> parts_;  // of the first row
-  std::unique_ptr<std::byte[]> scratch_;
-};
-
 CompiledCall::CompiledCall(Options options, const std::vector<Dtype>& dtypes) : options_(options), dtypes_(dtypes) {
   std::map<std::string_view, std::vector<size_t>> by_name;
   for (size_t index = 0; index < dtypes.size(); ++index) by_name[dtype_name(dtypes[index])].push_back(index);
   for (auto& [name, indices] : by_name) bundles_.push_back(std::move(indices));
 }
 
-void CompiledCall::require_compiled(const std::vector<XlaArray>& arrays) const {
+void CompiledCall::require_compiled(const XlaArrays& arrays) const {
   if (!std::ranges::equal(arrays, dtypes_, {}, &XlaArray::dtype))
     throw std::invalid_argument("XLA gives other arrays than those that were compiled");
 }
 
-void CompiledCall::run(Group& group, const std::vector<XlaArray>& given, const std::vector<XlaArray>& results,
-                       double seconds, LanguageRuntime& language) const {
+bool CompiledCall::goes_by_nccl(const NcclBackend& nccl, Dtype dtype) const {
+  return nccl.supports(options_.op, dtype, reduces(options_.op) ? options_.reduce_op : ReduceOp::kSum);
+}
+
+bool CompiledCall::uses(const NcclBackend& nccl) const {
+  return std::ranges::any_of(dtypes_, [&](Dtype dtype) { return goes_by_nccl(nccl, dtype); });
+}
+
+void CompiledCall::run(Group& group, const XlaArrays& given, const XlaArrays& results, double seconds,
+                       LanguageRuntime& language, const XlaGpu* gpu) const {
   require_compiled(given);
   require_compiled(results);
   if (options_.op == OpKind::kBarrier) {
@@ -178,21 +144,44 @@ void CompiledCall::run(Group& group, const std::vector<XlaArray>& given, const s
     request.after_device_work = true;
     return group.run(request, seconds, language);
   }
-  const auto size = static_cast<size_t>(group.size());
+  const auto run_on_host = [&](const XlaArrays& inputs, const XlaArrays& outputs) {
+    HostPlace place(group, seconds, language);
+    run_bundle(place, inputs, outputs);
+  };
   for (const std::vector<size_t>& indices : bundles_) {
-    const Bundle input(given, indices, has_input_blocks(options_.op) ? size : 1);
-    const Bundle output(results, indices, has_output_blocks(options_.op) ? size : 1);
-    if (input.width() != output.width()) throw std::invalid_argument("XLA gives results of another size");
-    input.pack();
-    run_bundle(group, input, output, seconds, language);
-    output.unpack();
+    XlaArrays inputs, outputs;
+    for (const size_t index : indices) {
+      inputs.push_back(given[index]);
+      outputs.push_back(results[index]);
+    }
+    if (gpu == nullptr) {
+      run_on_host(inputs, outputs);
+    } else if (gpu->nccl && goes_by_nccl(*gpu->nccl, inputs.front().dtype)) {
+      NcclPlace place(group, seconds, language, *gpu, options_.op);
+      run_bundle(place, inputs, outputs);
+    } else {
+      run_on_copies(*gpu, inputs, outputs, seconds, language, run_on_host);
+    }
   }
 }
 
-void CompiledCall::run_bundle(Group& group, const Bundle& given, const Bundle& result, double seconds,
-                              LanguageRuntime& language) const {
+void CompiledCall::run_bundle(ArrayPlace& place, const XlaArrays& inputs, const XlaArrays& outputs) const {
   const OpKind op = options_.op;
-  if (op == OpKind::kSend) return exchange(group, given, result, seconds, language);
+  const auto size = static_cast<size_t>(place.group().size());
+  const Bundle given(place, inputs, has_input_blocks(op) ? size : 1);
+  const Bundle result(place, outputs, has_output_blocks(op) ? size : 1);
+  if (given.width() != result.width()) throw std::invalid_argument("XLA gives results of another size");
+  given.pack();
+  if (op == OpKind::kSend)
+    exchange(place, given, result);
+  else
+    run_collective(place, given, result);
+  result.unpack();
+}
+
+void CompiledCall::run_collective(ArrayPlace& place, const Bundle& given, const Bundle& result) const {
+  const OpKind op = options_.op;
+  const bool is_root = place.group().rank() == options_.root;
   Request request;
   request.source = options_.line;
   request.descriptor.op = op;
@@ -213,42 +202,22 @@ void CompiledCall::run_bundle(Group& group, const Bundle& given, const Bundle& r
   else
     request.output = result.data();
   if (op == OpKind::kBroadcast) {  // which works on one array
-    if (group.rank() == options_.root) std::memcpy(result.data(), given.data(), result.bytes());
+    if (is_root) place.copy(result.data(), given.data(), result.bytes());
     request.input = result.data();
   }
-  if (request.factor != 1.0) premultiply(request);
-  group.run(request, seconds, language);
-  if (op == OpKind::kReduce && group.rank() != options_.root) std::memset(result.data(), 0, result.bytes());
+  place.run(std::move(request));
+  if (op == OpKind::kReduce && !is_root) place.clear(result.data(), result.bytes());
 }
 
-// Where the receive fails, the message that is sent stays on its way, as that of another asynchronous send: what is not
-// sent at once has memory of its own, because XLA's may be gone by then.
-void CompiledCall::exchange(Group& group, const Bundle& given, const Bundle& result, double seconds,
-                            LanguageRuntime& language) const {
-  if (options_.root == group.rank()) {  // then it is the source, too
-    std::memcpy(result.data(), given.data(), result.bytes());
-    return;
-  }
+void CompiledCall::exchange(ArrayPlace& place, const Bundle& given, const Bundle& result) const {
+  if (options_.root == place.group().rank())  // then it is the source, too
+    return place.copy(result.data(), given.data(), result.bytes());
   const auto message = [&](OpKind op, const Bundle& array, int peer) {
     MessageRequest request{op, array.data(), array.width(), array.dtype(), peer, options_.tag};
     request.source = options_.line;
     return request;
   };
-  MessageRequest sent = message(OpKind::kSend, given, options_.root);
-  std::shared_ptr<GroupOperation> sending;
-  if (!group.start_at_once(sent)) {
-    const std::shared_ptr<std::byte[]> copy(new std::byte[given.bytes()]);
-    std::memcpy(copy.get(), given.data(), given.bytes());
-    sent.data = copy.get();
-    sent.after = [copy] {};  // the operation owns it
-    sending = group.start_message(sent, seconds);
-  }
-  group.run_message(message(OpKind::kRecv, result, options_.source), seconds, language);
-  if (!sending) return;
-  bool interrupted = false;
-  const std::optional<Failure> failure = group.await(*sending, Deadline::never(), language, interrupted).failure;
-  if (interrupted) throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, sending->call()};
-  if (failure) throw group.reported(*failure, sending->call());
+  place.exchange(message(OpKind::kSend, given, options_.root), message(OpKind::kRecv, result, options_.source));
 }
 
 }  // namespace procgroup

@@ -6,27 +6,21 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "group/group.hpp"
 #include "xla/ffi.hpp"
+#include "xla/gpu_place.hpp"
 
 namespace procgroup {
 
-// An array in memory, as one of XLA's.
-struct XlaArray {
-  void* data;  // never null
-  Dtype dtype;
-  size_t count;
-};
-
 // Read the buffers of a call but for tokens, which order calls and have no memory. Throws std::invalid_argument for
 // what is not a buffer of a dtype that can be sent.
-std::vector<XlaArray> arrays_of(const xla::Buffers& buffers);
+XlaArrays arrays_of(const xla::Buffers& buffers);
 // Return the attribute `name`, a scalar of uint64. Throws std::invalid_argument where there is none.
 uint64_t attribute_of(const xla::Attributes& attributes, const char* name);
+// Read the stream of a call on a GPU; return XLA's error where it gives none.
+xla::Error* read_stream(const xla::CallFrame& frame, CudaStream& stream);
 xla::Error* make_error(const xla::Api& api, const std::string& text);
 // Return why the frame cannot be read: it is of another version. Empty where it can be.
 std::string misfit_of(const xla::CallFrame& frame);
@@ -47,19 +41,22 @@ class CompiledCall {
 
   CompiledCall(Options options, const std::vector<Dtype>& dtypes);
 
-  // Blocking, for at most that many seconds per dtype. Throws OperationFailed, and std::invalid_argument for other
-  // arrays than those that were compiled.
-  void run(Group& group, const std::vector<XlaArray>& given, const std::vector<XlaArray>& results, double seconds,
-           LanguageRuntime& language) const;
+  // Whether NCCL makes calls of it on a GPU.
+  bool uses(const NcclBackend& nccl) const;
+
+  // Blocking, for at most that many seconds per dtype. On a GPU a call may be queued and go on: its failure is that of
+  // the group's next call. Calls that NCCL does not have go through host memory. Throws
+  // OperationFailed, std::invalid_argument for other arrays than those that were compiled and for another GPU than the
+  // group's, and std::runtime_error for an error of the GPU.
+  void run(Group& group, const XlaArrays& given, const XlaArrays& results, double seconds, LanguageRuntime& language,
+           const XlaGpu* gpu = nullptr) const;
 
  private:
-  class Bundle;
-
-  void require_compiled(const std::vector<XlaArray>& arrays) const;
-  void run_bundle(Group& group, const Bundle& given, const Bundle& result, double seconds,
-                  LanguageRuntime& language) const;
-  void exchange(Group& group, const Bundle& given, const Bundle& result, double seconds,
-                LanguageRuntime& language) const;
+  void require_compiled(const XlaArrays& arrays) const;
+  bool goes_by_nccl(const NcclBackend& nccl, Dtype dtype) const;
+  void run_bundle(ArrayPlace& place, const XlaArrays& inputs, const XlaArrays& outputs) const;
+  void run_collective(ArrayPlace& place, const Bundle& given, const Bundle& result) const;
+  void exchange(ArrayPlace& place, const Bundle& given, const Bundle& result) const;
 
   Options options_;
   std::vector<Dtype> dtypes_;

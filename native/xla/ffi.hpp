@@ -103,13 +103,24 @@ struct ErrorArguments {
   ErrorCode code;
 };
 
-// The functions of XLA; the others come after these.
+struct StreamArguments {
+  size_t struct_size;
+  Extension* extensions;
+  Context* context;
+  void* stream;  // out: on a GPU of NVIDIA a CUstream
+};
+
+// The functions of XLA up to the last one that handlers use; the others come after these.
 struct Api {
   size_t struct_size;
   Extension* extensions;
   Version version;
   const void* internal;
   Error* (*create_error)(ErrorArguments*);
+  void* get_error_message = nullptr;
+  void* destroy_error = nullptr;
+  void* register_handler = nullptr;
+  Error* (*get_stream)(StreamArguments*) = nullptr;
 };
 
 struct CallFrame {

@@ -404,8 +404,10 @@ STORE_CANCEL: int = 18
 STORE_CANCELLED: int = 1
 
 def read_context_seconds_from(context_variable: contextvars.ContextVar[float | None]) -> None: ...
-def xla_handler() -> object:
-    """Return the address of the handler of XLA's custom calls, in a capsule."""
+def xla_handler(*, on_gpu: bool) -> object:
+    """
+    Return the address of the handler of XLA's custom calls on CPUs, or on GPUs of NVIDIA, in a capsule.
+    """
 
 class CompiledCall:
     """

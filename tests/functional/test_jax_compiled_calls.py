@@ -269,3 +269,29 @@ def play_errors(rank: int, size: int) -> None:
 
 def test_errors_by_kind_and_the_line_that_was_traced() -> None:
     run(play_errors, 2, timeout=60, environment=FAST)
+
+
+def play_platforms(rank: int, size: int) -> None:
+    """Lower a function for GPUs of NVIDIA, which this machine need not have, and for CPUs with them."""
+    import jax
+    import jax.numpy as jnp
+
+    dist.init_process_group(timeout=30)
+
+    @jax.jit
+    def step(tree: Any) -> Any:
+        functional.barrier()
+        return functional.all_reduce(tree)
+
+    tree = [jnp.ones(3), jnp.ones(2, jnp.int32)]
+    for platforms in (("cpu",), ("cuda",), ("cpu", "cuda")):
+        text = step.trace(tree).lower(lowering_platforms=platforms).as_text()
+        assert text.count("custom_call @procgroup_call(") == 2, text  # the barrier, and one call for both dtypes
+        assert "callback" not in text, text
+    found = step(tree)
+    assert [one.tolist() for one in found] == [[size] * 3, [size] * 2]
+    dist.destroy_process_group()
+
+
+def test_one_custom_call_serves_cpus_and_gpus_of_nvidia() -> None:
+    run(play_platforms, 2, timeout=60, environment=FAST)

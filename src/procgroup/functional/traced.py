@@ -9,11 +9,12 @@ derivatives and batches:
     transpose   the operation that operations.py lists beside it
     vmap        one call for the whole batch: the batch is one more dimension of each array
 
-Compiled for a CPU, the equation is a custom call of XLA. Its handler (native/bindings/xla.cpp) passes XLA's buffers to
-the engine, and no Python runs. The token of the effect is its first argument and its first result. The handler knows a
-call by its number. The compiled function keeps the object to which the number belongs, and with it the group. Where the
-engine does not move the elements, or where the group is in another state of groups/issue.py, the handler calls
-``_run_on``. For other devices, and for several devices of one process, the equation is an io_callback.
+Compiled for CPUs or NVIDIA's GPUs, the equation is a custom call of XLA. Its handler (native/bindings/xla.cpp) passes
+XLA's buffers to the engine, or on a GPU to NCCL, and no Python runs. The token of the effect is its first argument and
+its first result. The handler knows a call by its number. The compiled function keeps the object to which the number
+belongs, and with it the group. Where another backend moves the elements, or where the group is in another state of
+groups/issue.py, the handler calls ``_run_on``, on a GPU with copies in host memory. For other devices, and for several
+devices of one process, the equation is an io_callback.
 
 Calls of one thread run one after the other, in that thread or in one of XLA's, while the function that was called may
 have returned already. A call outside of the compiled function must not overtake them: once a call on a group is
@@ -118,6 +119,7 @@ with jax.core.eval_context():
 (_TOKEN,) = jax.make_jaxpr(jax.lax.create_token)().out_avals
 
 _HANDLER = "procgroup_call"
+_HANDLED = frozenset(("cpu", "cuda"))  # the platforms that have a handler
 
 
 def _as_jax(name: LeafName, value: Any) -> Any:
@@ -195,9 +197,9 @@ def _lower(context: Any, *arrays: Any, call: TracedCall) -> Any:
             "`procgroup run --nproc-per-node` does, or make the call outside of shard_map."
         )
     call.group.await_before_calls(jax.effects_barrier)
-    if context.module_context.platforms != ("cpu",) or getattr(where, "num_devices", 1) > 1:
+    if not _HANDLED.issuperset(context.module_context.platforms) or getattr(where, "num_devices", 1) > 1:
         return mlir.lower_fun(_run_as_callback, multiple_results=True)(context, *arrays, call=call)
-    _register_handler()
+    _register_handlers()
     compiled = _compile(call, context.avals_in, context.avals_out)
     context.module_context.add_keepalive(compiled)
     given = context.replace(avals_in=[_TOKEN, *context.avals_in], avals_out=[_TOKEN, *context.avals_out])
@@ -208,8 +210,10 @@ def _lower(context: Any, *arrays: Any, call: TracedCall) -> Any:
 
 
 @functools.cache
-def _register_handler() -> None:
-    jax.ffi.register_ffi_target(_HANDLER, _native.xla_handler(), platform="cpu")
+def _register_handlers() -> None:
+    """Register a handler for each platform under one name: what is lowered is the same for all of them."""
+    jax.ffi.register_ffi_target(_HANDLER, _native.xla_handler(on_gpu=False), platform="cpu")
+    jax.ffi.register_ffi_target(_HANDLER, _native.xla_handler(on_gpu=True), platform="CUDA")
 
 
 def _compile(call: TracedCall, arguments: Sequence[Any], results: Sequence[Any]) -> _native.CompiledCall:
