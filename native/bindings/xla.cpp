@@ -38,9 +38,10 @@ class PythonCompiledCall {
   void run(const XlaArrays& given, const XlaArrays& results, CudaStream stream) const {
     UnlockedPythonRuntime language;
     try {
+      const bool is_direct = group_.runs_compiled() && !inside_transfer();
       std::optional<XlaGpu> gpu;
-      if (stream != nullptr) gpu.emplace(stream, load_nccl());
-      if (!group_.runs_compiled() || inside_transfer()) {
+      if (stream != nullptr) gpu.emplace(stream, is_direct ? load_nccl() : nullptr);
+      if (!is_direct) {
         const auto run = [this](const XlaArrays& from, const XlaArrays& to) { run_in_python(from, to); };
         if (gpu) return run_on_copies(*gpu, given, results, group_.seconds(), language, run);
         return run(given, results);

@@ -70,9 +70,11 @@ def play_path(rank: int, size: int, backend: str) -> None:
     assert seen == ["all_reduce"] * 2  # one for each dtype
     remove()
     check()
+    never_called = Compiled(new_stream(), *like)
     dist.destroy_process_group()
-    _, error = call(*like)
-    assert error.startswith("GroupDestroyed: "), error
+    for late in (call, never_called):
+        _, error = late(*like)
+        assert error.startswith("GroupDestroyed: "), error
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
