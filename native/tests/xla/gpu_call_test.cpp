@@ -23,10 +23,16 @@ namespace {
 
 constexpr int kRoot = 1;
 
-// Arrays of 64 bits on a GPU, as arguments or results of a call.
+// Arrays of 64 bits on a GPU, as arguments or results of a call. As with XLA's, their memory is free when its stream
+// has come to their end, whatever other streams do.
 class DeviceBuffers {
  public:
   DeviceBuffers(Gpu& gpu, CudaStream stream) : gpu_(gpu), stream_(stream) {}
+  DeviceBuffers(const DeviceBuffers&) = delete;
+  ~DeviceBuffers() {
+    const OnGpu on_gpu(gpu_);
+    require(cuStreamSynchronize(stream_), "cuStreamSynchronize");
+  }
 
   void add(const std::vector<int64_t>& elements, Dtype dtype = Dtype::kInt64) {
     const xla::DataType type = dtype == Dtype::kInt64 ? xla::DataType::kInt64 : xla::DataType::kUint64;
@@ -316,17 +322,19 @@ void another_gpu_is_refused() {
     Gpu& other = Gpu::get(2);
     const OnGpu on_other(other);
     const CudaStream stream = other.make_stream();
-    DeviceBuffers given(other, stream), results(other, stream);
-    given.add({1});
-    results.add({1});
-    NoRuntime language;
-    const XlaGpu gpu(stream, mine.backend);
     std::string refusal;
-    try {
-      CompiledCall({.op = OpKind::kAllReduce}, {Dtype::kInt64})
-          .run(mine.group, given.all(), results.all(), kLong, language, &gpu);
-    } catch (const std::invalid_argument& error) {
-      refusal = error.what();
+    {
+      DeviceBuffers given(other, stream), results(other, stream);
+      given.add({1});
+      results.add({1});
+      NoRuntime language;
+      const XlaGpu gpu(stream, mine.backend);
+      try {
+        CompiledCall({.op = OpKind::kAllReduce}, {Dtype::kInt64})
+            .run(mine.group, given.all(), results.all(), kLong, language, &gpu);
+      } catch (const std::invalid_argument& error) {
+        refusal = error.what();
+      }
     }
     CHECK_EQUAL(refusal, "all_reduce: the arrays are on GPU 2, but this group uses GPU " + std::to_string(mine.rank()) +
                              " on this rank, as device_id says. Move them there.");
