@@ -110,8 +110,7 @@ void wait_until_copied(StagedTask& staged, int device, double seconds) {
 }
 
 std::shared_ptr<NcclMemory> allocate_by_nccl(NcclBackend& backend, size_t bytes) {
-  return with_backend_error(
-      [&] { return std::make_shared<NcclMemory>(backend.shared_library(), backend.gpu(), bytes); });
+  return with_backend_error([&] { return std::make_shared<NcclMemory>(backend.library(), backend.gpu(), bytes); });
 }
 
 std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backend, const Request& request,

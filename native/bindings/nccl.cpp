@@ -82,7 +82,6 @@ void bind_nccl(nb::module_& module) {
       });
   nb::class_<NcclCommunicator>(module, "NcclCommunicator").def_prop_ro("is_connected", &NcclCommunicator::is_connected);
   nb::class_<NcclMemory>(module, "NcclMemory")
-      .def_prop_ro("nbytes", &NcclMemory::bytes)
       .def_prop_ro("__cuda_array_interface__", &interface_of,
                    nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"),
                    "Its bytes, for the libraries of arrays; it has been used on no stream.");

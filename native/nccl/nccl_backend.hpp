@@ -58,8 +58,7 @@ class NcclBackend : public std::enable_shared_from_this<NcclBackend> {  // as Nc
   NcclBackend& operator=(const NcclBackend&) = delete;
   ~NcclBackend();
 
-  const NcclLibrary& library() const { return *library_; }
-  std::shared_ptr<const NcclLibrary> shared_library() const { return library_; }
+  const std::shared_ptr<const NcclLibrary>& library() const { return library_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool supports(OpKind op, Dtype dtype, ReduceOp reduce_op) const;

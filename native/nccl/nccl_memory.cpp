@@ -48,7 +48,7 @@ Task::State NcclRegistration::test(std::vector<int>& awaited) {
 // before 2.27 has no windows, and its later versions make none where the GPUs cannot reach each other's memory.
 void NcclRegistration::run() {
   try {
-    const NcclLibrary& nccl = backend_->library();
+    const NcclLibrary& nccl = *backend_->library();
     const OnGpu on_gpu(backend_->gpu());
     void* window = nullptr;
     communicator_->keep(memory_);  // also where an abort ends the registration

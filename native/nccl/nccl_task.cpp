@@ -59,7 +59,7 @@ std::array<std::byte, 8> as_element(double factor, int type) {
 NcclTask::NcclTask(std::shared_ptr<NcclBackend> backend, NcclCall call, std::vector<CudaStream> streams, bool stays,
                    std::shared_ptr<const void> owner)
     : backend_(std::move(backend)),
-      nccl_(backend_->library()),
+      nccl_(*backend_->library()),
       gpu_(backend_->gpu()),
       call_(std::move(call)),
       owner_(std::move(owner)),

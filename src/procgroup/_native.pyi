@@ -313,8 +313,6 @@ class NcclCommunicator:
 
 class NcclMemory:
     @property
-    def nbytes(self) -> int: ...
-    @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         """Its bytes, for the libraries of arrays; it has been used on no stream."""
 

@@ -130,7 +130,7 @@ class ConnectTask final : public Task {
       if (known == meeting_.ids.end() && rank != 0) return false;
       if (known != meeting_.ids.end()) id = known->second;
       if (known == meeting_.ids.end()) {
-        backend_.library().require(backend_.library().ncclGetUniqueId(&id));
+        backend_.library()->require(backend_.library()->ncclGetUniqueId(&id));
         meeting_.ids[ranks_] = id;
       }
     }

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kCount = 16;
 
 std::shared_ptr<NcclMemory> allocate(const NcclRank& mine) {
-  return std::make_shared<NcclMemory>(mine.backend->shared_library(), mine.gpu(), kCount * sizeof(int64_t));
+  return std::make_shared<NcclMemory>(mine.backend->library(), mine.gpu(), kCount * sizeof(int64_t));
 }
 
 // As PythonGroup::empty.
