@@ -281,7 +281,10 @@ void Engine::announce(const std::vector<WaitEdge>& cycle) {
 bool Engine::pump() {
   const bool moved = messages_.pump();
   if (waits_.has_queries() && can_answer())
-    waits_.answer([this](uint64_t group) { return activity(record_->view(), group); });
+    waits_.answer([this](uint64_t group, uint64_t captured) {
+      const FlightRecordView record = record_->view();
+      return WaitEdgeExchange::Answer{activity(record, group), runs_replay(record, group, captured)};
+    });
   return moved;
 }
 

@@ -106,12 +106,16 @@ class Engine final : public Waiter, public WaitForGraph {
   std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);
   // The same without waiting for answers: what is known now.
   std::vector<std::string> known_calls(const std::vector<int>& peers, uint64_t group);
+  // Whether the GPU of each of these world ranks runs a replay of this call in a CUDA graph, as calls_of() finds out.
+  // Nothing where that is not known. A replay that runs for less than 0.1 s may not count yet.
+  std::vector<std::optional<bool>> replays_of(const std::vector<int>& peers, const Descriptor& call);
   // Whether a rank of this host is in a call now.
   bool is_in_call(int peer) const;
   // Whether it is a rank of this host whose process is stopped.
   bool is_stopped(int peer) const;
   // Request the state of those of these world ranks whose memory this rank cannot read. Not under that mutex.
-  void query_calls(const std::vector<int>& peers, uint64_t group);
+  // `captured`: see WaitEdgeExchange.
+  void query_calls(const std::vector<int>& peers, uint64_t group, uint64_t captured = 0);
   // The source line of a rank's collective: read in shared memory, else as that rank has posted it. Empty when it is
   // not known.
   std::string source_line(int peer, const Descriptor& call) const;
@@ -217,6 +221,8 @@ class Engine final : public Waiter, public WaitForGraph {
   const FlightRecord* record_of(int peer) const;
   // What a rank of this host is doing, by its record; follows "rank 1 is".
   std::string activity(const FlightRecordView& record, uint64_t group) const;
+  void await_calls(const std::vector<int>& peers, uint64_t group, uint64_t captured = 0);
+  static std::optional<bool> runs_replay(const FlightRecordView& record, uint64_t group, uint64_t captured);
   bool has_answered(int peer, int64_t asked_ns) const;
   bool has_gone(int peer) const;
   bool can_answer();

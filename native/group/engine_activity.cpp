@@ -48,10 +48,34 @@ void Engine::answer_while_idle() {
 }
 
 std::vector<std::string> Engine::calls_of(const std::vector<int>& peers, uint64_t group) {
-  const int64_t asked_ns = now_ns();
-  query_calls(peers, group);
-  await_answers([&] { return std::ranges::all_of(peers, [&](int peer) { return has_answered(peer, asked_ns); }); });
+  await_calls(peers, group);
   return known_calls(peers, group);
+}
+
+void Engine::await_calls(const std::vector<int>& peers, uint64_t group, uint64_t captured) {
+  const int64_t asked_ns = now_ns();
+  query_calls(peers, group, captured);
+  await_answers([&] { return std::ranges::all_of(peers, [&](int peer) { return has_answered(peer, asked_ns); }); });
+}
+
+// The GPU of a rank that is stopped may have begun meanwhile, and that of one that has gone may still run.
+std::vector<std::optional<bool>> Engine::replays_of(const std::vector<int>& peers, const Descriptor& call) {
+  await_calls(peers, call.group, call.sequence);
+  std::vector<std::optional<bool>> replays;
+  const std::lock_guard lock(messages_mutex_);
+  for (const int peer : peers) {
+    const FlightRecord* record = record_of(peer);
+    std::optional<bool>& runs = replays.emplace_back();
+    runs = record != nullptr ? runs_replay(record->view(), call.group, call.sequence) : waits_.runs_replay(peer);
+    if (runs == false && (is_stopped(peer) || has_gone(peer))) runs.reset();
+  }
+  return replays;
+}
+
+std::optional<bool> Engine::runs_replay(const FlightRecordView& record, uint64_t group, uint64_t captured) {
+  const RunningReplays running = record.replays(group);
+  if (std::ranges::find(running.calls, captured) != running.calls.end()) return true;
+  return running.are_all ? std::optional(false) : std::nullopt;
 }
 
 std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint64_t group) {
@@ -69,7 +93,7 @@ std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint
 
 std::string Engine::activity(const FlightRecordView& record, uint64_t group) const {
   const std::vector<Record> calls = record.calls();
-  const std::string text = describe_calls(
+  std::string text = describe_calls(
       calls, group,
       [&](uint64_t identity) {
         NamedGroup named = group_of(identity);
@@ -79,6 +103,12 @@ std::string Engine::activity(const FlightRecordView& record, uint64_t group) con
       },
       [&](uint32_t number) { return record.source_line(number); },
       [&](const Descriptor& call) { return record.awaited(call); });
+  for (const RecordedGroup& one : record.groups())
+    for (const uint64_t number : record.replays(one.identity).calls) {
+      const std::string line = short_line(find_line(record, {.group = one.identity, .sequence = number}));
+      text += "; its GPU is in a replay of call #" + std::to_string(number);
+      text += (one.identity == group ? "" : " on group " + one.name) + (line.empty() ? "" : " at " + line);
+    }
   if (const std::string stopped = describe_stopped(record); !stopped.empty()) return stopped + ", and was " + text;
   const auto stack = record.stack();
   if (procgroup::is_in_call(calls) || !stack || now_ns() - stack->ns > kFreshNs) return text;
@@ -132,12 +162,12 @@ void Engine::post_source_line(int peer, const Descriptor& call) {
   waits_.post_source_line(peer, call.group, call.sequence, source_line(rank(), call));
 }
 
-void Engine::query_calls(const std::vector<int>& peers, uint64_t group) {
+void Engine::query_calls(const std::vector<int>& peers, uint64_t group, uint64_t captured) {
   const std::lock_guard lock(messages_mutex_);
   for (const int peer : peers) {
     FlightRecord* record = peers_[index(peer)]->record.get();
     if (record == nullptr)
-      waits_.query_calls(peer, group);
+      waits_.query_calls(peer, group, captured);
     else
       record->request_stack();
   }

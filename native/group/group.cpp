@@ -215,6 +215,7 @@ void Group::watch_replays(const Descriptor& call, std::shared_ptr<Task> task, do
     const std::lock_guard lock(queue_mutex_);
     if (is_completed()) return;  // under the mutex, as in follow()
     captured_.push_back({call, std::move(task), seconds});
+    engine_.record().set_replays(options_.id, replays_);
     has_used_device_.store(true, std::memory_order_release);
   }
   engine_.progress().notify();
@@ -223,14 +224,18 @@ void Group::watch_replays(const Descriptor& call, std::shared_ptr<Task> task, do
 // Follow the calls of graphs that have begun to run for long, and forget those whose graphs are gone. Whether there are
 // any.
 bool Group::follow_replays() {
-  if (is_completed()) return false;
   std::vector<std::shared_ptr<Task>> gone;  // let go of without the mutex: that may run Python
   const std::lock_guard lock(queue_mutex_);
+  if (captured_.empty()) return false;
   std::vector<int> ignored;
+  RunningReplays running{.are_all = true};
   for (CapturedCall& one : captured_) {
+    if (is_completed()) break;
     Task::State state = Task::State::kQueued;  // what it throws here, it throws again when it is followed
     failure_of([&] { state = one.task->test(ignored); });
     if (state == Task::State::kCompleted) gone.push_back(one.task);
+    if (state == Task::State::kPending) running.are_all = false;
+    if (state == Task::State::kQueued) running.calls.push_back(one.call.sequence);
     const std::shared_ptr<GroupOperation> followed = one.followed.lock();
     if (state != Task::State::kQueued || (followed && !followed->is_completed())) continue;
     const auto operation =
@@ -239,7 +244,9 @@ bool Group::follow_replays() {
     device_queues_[kReplays].push_back(operation);
   }
   std::erase_if(captured_, [&](const CapturedCall& one) { return std::ranges::find(gone, one.task) != gone.end(); });
-  return !captured_.empty();
+  if (is_completed()) running = {};  // their end may be that of the group
+  if (running != replays_) engine_.record().set_replays(options_.id, replays_ = std::move(running));
+  return !captured_.empty() && !is_completed();
 }
 
 // Of collectives: a barrier does not wait for messages.
@@ -266,6 +273,7 @@ bool Group::has_unfinished_device_calls() {
 int64_t Group::longest_sleep_ns() {
   const std::lock_guard lock(queue_mutex_);
   int64_t longest = queue_.empty() ? kAnySleepNs : queue_.front()->longest_sleep_ns();
+  if (!captured_.empty()) longest = std::min(longest, DeviceOperation::kSleepNs);
   for (const std::shared_ptr<GroupOperation>& message : messages_)
     longest = std::min(longest, message->longest_sleep_ns());
   for (const auto& [key, queue] : device_queues_)
@@ -480,12 +488,17 @@ std::optional<Failure> Group::what_ends(const GroupOperation& operation) {
   if (std::optional<Failure> failure = examine(operation, operation.call())) return failure;
   if (!operation.deadline().passed()) return std::nullopt;
   Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
+  if (operation.is_replay()) {
+    look_at_replays(timeout, operation.call());
+    // The replays of a rank that has ended the group meanwhile have ended, too.
+    if (std::optional<Failure> failure = examine(operation, operation.call())) return failure;
+  }
   if (operation.waits_in_chain() || (timeout.missing.empty() && operation.outlives_peer())) {
     std::vector<int> stopped = stopped_members();
     if (!stopped.empty()) timeout.missing = std::move(stopped);
   }
   name_relays(timeout, operation.call());
-  explain(timeout);
+  if (timeout.calls.empty()) explain(timeout);
   return timeout;
 }
 

@@ -206,6 +206,7 @@ class Group final : public Source {
   void announce_leaving();
   void report_unraised();
   std::optional<Failure> what_ends(const GroupOperation& operation);
+  void look_at_replays(Failure& failure, const Descriptor& call);
   void require_usable(Descriptor call);
   void number(Descriptor& call);
   std::shared_ptr<GroupOperation> conclude(const Request& request, const CollectiveCall& call, double seconds,
@@ -306,6 +307,7 @@ class Group final : public Source {
     std::weak_ptr<GroupOperation> followed{};  // while it runs for long
   };
   std::vector<CapturedCall> captured_;
+  RunningReplays replays_{.are_all = true};   // of these, as the flight record has them
   std::atomic<bool> has_used_device_{false};  // whether there are any of these, without the mutex
   std::function<void()> end_device_work_;
   size_t crowded_ = kFewMessages;                      // messages_ is swept when it is as long as this
@@ -340,6 +342,7 @@ class GroupOperation : public Operation {
   // As call(), from any thread, also while another one gives the call its number.
   virtual Descriptor call_so_far() const { return call(); }
   virtual bool is_unawaited() const { return false; }  // see Request
+  virtual bool is_replay() const { return false; }     // of a call in a CUDA graph
   // Once it has completed: what goes on on a device; null where nothing does.
   const std::shared_ptr<GroupOperation>& device_work() const { return device_work_; }
   // The world ranks without which it cannot end; nothing where that is not known. Takes locks.

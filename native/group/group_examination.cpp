@@ -210,6 +210,26 @@ std::vector<int> Group::stopped_members() const {
   return stopped;
 }
 
+// At the deadline of a replay: the ranks whose GPUs do not run one of the same call. A rank follows a replay, and makes
+// that known, after it has run for 0.1 s, and the deadline is later by the same time. So these ranks have not begun it
+// before the time limit has passed, or have ended it.
+void Group::look_at_replays(Failure& failure, const Descriptor& call) {
+  std::vector<int> peers;
+  for (const int member : options_.members)
+    if (member != engine_.rank()) peers.push_back(member);
+  const std::vector<std::optional<bool>> replays = engine_.replays_of(peers, call);
+  for (size_t peer = 0; peer < peers.size(); ++peer)
+    if (replays[peer] == false) failure.missing.push_back(group_rank(peers[peer]));
+  failure.reason = "a replay of this call in a CUDA graph, ";
+  if (!failure.missing.empty())
+    failure.reason += "which does not run on " + name_ranks(failure.missing, &global_ranks_);
+  else if (std::ranges::count(replays, true) == std::ssize(replays))
+    failure.reason += "which runs on all ranks: a GPU or NCCL is stuck";
+  else
+    failure.reason += "which may wait for any of the other ranks";
+  failure.calls = engine_.known_calls(explained_peers(failure, false), options_.id);
+}
+
 // Before a failure is posted, which ends the calls of the ranks that receive it.
 void Group::look_at_calls(const std::vector<int>& peers) {
   engine_.query_calls(peers, options_.id);

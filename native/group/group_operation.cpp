@@ -364,10 +364,8 @@ Progress DeviceOperation::advance() {
 void DeviceOperation::give_up(Failure failure) {
   const std::lock_guard lock(looking_);
   if (is_completed()) return;
-  if (failure.kind == Failure::Kind::kTimeout)
-    failure.reason = std::string(call_.captured ? "a replay of this call in a CUDA graph"
-                                                : "the work that it has started on its GPU") +
-                     ", which may wait for any of the other ranks";
+  if (failure.kind == Failure::Kind::kTimeout && !is_replay())
+    failure.reason = "the work that it has started on its GPU, which may wait for any of the other ranks";
   failure = group_.own_view(group_.cause_of(std::move(failure)));
   failure.wrote = true;
   end_group(failure);

@@ -137,6 +137,7 @@ class DeviceOperation final : public GroupOperation {
   // Nobody waits for the end of this work itself but whoever asks for it, and then looks.
   static constexpr int64_t kSleepNs = 1'000'000;
   bool outlives_peer() const override { return true; }
+  bool is_replay() const override { return call_.captured; }
 
  private:
   void end_group(const Failure& failure);

@@ -24,11 +24,13 @@ bool is_cycle(const std::vector<WaitEdge>& waits) {
 
 // A message is a header, and then `waits` waits; in a kCalls and a kSourceLine, `waits` is the size of the text that
 // follows. A kCallsQuery, a kCalls and a kSourceLine have their group in `confirmed`.
+enum class Replay : uint64_t { kUnknown, kNone, kRuns };
 struct WaitEdgeExchange::Header {
   Kind kind;
   uint32_t waits;
   uint64_t confirmed;
-  uint64_t sequence = 0;  // in a kSourceLine: of the collective
+  uint64_t sequence = 0;  // in a kSourceLine: of the collective; in a kCallsQuery and a kCalls: of the captured call
+  Replay replay = Replay::kUnknown;  // in a kCalls: of the captured call
 };
 struct WaitEdgeExchange::Wait {
   int32_t rank;
@@ -105,20 +107,26 @@ void WaitEdgeExchange::announce(const std::vector<WaitEdge>& cycle) {
     if (copies_[static_cast<size_t>(wait.rank)]) post(wait.rank, header, waits);
 }
 
-void WaitEdgeExchange::query_calls(int peer, uint64_t group) {
+void WaitEdgeExchange::query_calls(int peer, uint64_t group, uint64_t captured) {
   Copy* copy = copies_[static_cast<size_t>(peer)].get();
   if (copy == nullptr) return;
   const int64_t now = now_ns();
-  if (copy->queried_ns != 0 && copy->queried_group == group && now - copy->queried_ns < kAgainNs) return;
+  const bool is_same = copy->queried_group == group && copy->queried_captured == captured;
+  if (copy->queried_ns != 0 && is_same && now - copy->queried_ns < kAgainNs) return;
   copy->queried_ns = now;
   copy->queried_group = group;
+  copy->queried_captured = captured;
   copy->answered = false;
-  post(peer, {.kind = Kind::kCallsQuery, .waits = 0, .confirmed = group}, {});
+  post(peer, {.kind = Kind::kCallsQuery, .waits = 0, .confirmed = group, .sequence = captured}, {});
 }
 
 bool WaitEdgeExchange::has_answered(int peer) const {
   const Copy* copy = copies_[static_cast<size_t>(peer)].get();
   return copy != nullptr && copy->answered;
+}
+
+std::optional<bool> WaitEdgeExchange::runs_replay(int peer) const {
+  return has_answered(peer) ? copies_[static_cast<size_t>(peer)]->runs_replay : std::nullopt;
 }
 
 std::string WaitEdgeExchange::calls(int peer) const {
@@ -127,15 +135,18 @@ std::string WaitEdgeExchange::calls(int peer) const {
   return copy->answered || now_ns() - copy->calls_ns < kFreshNs ? copy->calls : "";
 }
 
-void WaitEdgeExchange::answer(const std::function<std::string(uint64_t group)>& describe) {
+void WaitEdgeExchange::answer(const std::function<Answer(uint64_t group, uint64_t captured)>& describe) {
   const int64_t now = now_ns();
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
     Copy* copy = copies_[static_cast<size_t>(peer)].get();
     if (copy == nullptr || !copy->query || now - copy->answered_ns < kAnswerNs) continue;
-    const uint64_t group = *std::exchange(copy->query, std::nullopt);
+    const auto [group, captured] = *std::exchange(copy->query, std::nullopt);
     --queries_;
     copy->answered_ns = now;
-    post_text(peer, {.kind = Kind::kCalls, .waits = 0, .confirmed = group}, describe(group));
+    const auto [calls, runs] = describe(group, captured);
+    const Replay replay = !runs ? Replay::kUnknown : *runs ? Replay::kRuns : Replay::kNone;
+    post_text(peer, {.kind = Kind::kCalls, .waits = 0, .confirmed = group, .sequence = captured, .replay = replay},
+              calls);
   }
 }
 
@@ -197,7 +208,7 @@ void WaitEdgeExchange::take(int peer, const std::vector<std::byte>& message) {
       return;
     case Kind::kCallsQuery:
       if (!copy->query) ++queries_;
-      copy->query = header.confirmed;
+      copy->query = {header.confirmed, header.sequence};
       return;
     case Kind::kCalls:
     case Kind::kSourceLine:
@@ -209,7 +220,11 @@ void WaitEdgeExchange::take_text(Copy& copy, const Header& header, const std::ve
   if (header.waits > kTextBytes || message.size() != sizeof header + header.waits) return;
   std::string text = readable(reinterpret_cast<const char*>(message.data() + sizeof header), header.waits);
   if (header.kind == Kind::kCalls) {
-    copy.answered = header.confirmed == copy.queried_group;  // else it is the answer to the query before
+    // Else it is the answer to the query before.
+    copy.answered = header.confirmed == copy.queried_group && header.sequence == copy.queried_captured;
+    copy.runs_replay.reset();
+    if (header.replay == Replay::kRuns || header.replay == Replay::kNone)
+      copy.runs_replay = header.replay == Replay::kRuns;
     copy.calls = std::move(text);
     copy.calls_group = header.confirmed;
     copy.calls_ns = now_ns();

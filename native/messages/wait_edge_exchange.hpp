@@ -6,9 +6,10 @@
 //                    rank has confirmed
 //     wait ended     none                                a rank whose wait has ended             its subscribers
 //     verdict        a cycle of waits                    the rank that has found it              its other members
-//     calls query    a group                             a rank that has waited for long, or     a rank that has not
-//                                                        whose deadline is near or has come      joined that call
-//     calls          a text that names the calls         that rank                               the querying rank
+//     calls query    a group, and a call of it in a      a rank that has waited for long, or     a rank that has not
+//                    CUDA graph, if any                  whose deadline is near or has come      joined that call
+//     calls          a text that names the calls, and    that rank                               the querying rank
+//                    whether a replay of that call runs
 //     source line    a collective, and the line of the   a rank whose call is not that of the    all others
 //                    program that made it                other ranks
 //
@@ -51,17 +52,23 @@ class WaitEdgeExchange {
   void announce(const std::vector<WaitEdge>& cycle);
 
   // Query the pending calls of a rank, for an error message about this group. Without effect within kAgainNs of the
-  // same query.
-  void query_calls(int peer, uint64_t group);
+  // same query. `captured`: the number of a call in a CUDA graph, of whose replays the answer is to tell, too.
+  void query_calls(int peer, uint64_t group, uint64_t captured = 0);
   // The answer to that query; until it comes, the one to the query before it if that is less than kFreshNs old.
   std::string calls(int peer) const;
   bool has_answered(int peer) const;
+  // Whether a replay of the call `captured` runs on the peer's GPU; nothing where the peer has not said so.
+  std::optional<bool> runs_replay(int peer) const;
   // Send a rank the source line of this rank's collective, and read what that rank has sent: the last one.
   void post_source_line(int peer, uint64_t group, uint64_t sequence, const std::string& line);
   std::string source_line(int peer, uint64_t group, uint64_t sequence) const;
   // Answer the pending queries, each rank's at most every kAnswerNs: a peer that reads nothing could query without end.
   bool has_queries() const { return queries_ != 0; }
-  void answer(const std::function<std::string(uint64_t group)>& describe);
+  struct Answer {
+    std::string calls;
+    std::optional<bool> runs_replay{};
+  };
+  void answer(const std::function<Answer(uint64_t group, uint64_t captured)>& describe);
 
  private:
   static constexpr int64_t kAgainNs = 200'000'000;
@@ -77,11 +84,13 @@ class WaitEdgeExchange {
     uint64_t sent_confirmed = 0;
     int64_t queried_ns = 0;  // when this rank queried the peer's calls
     uint64_t queried_group = 0;
-    bool answered = false;          // by the peer, since then
-    std::string calls;              // the peer's last answer,
-    uint64_t calls_group = 0;       // for which group that was,
-    int64_t calls_ns = 0;           // and when it came
-    std::optional<uint64_t> query;  // the group of the peer's query, until it is answered
+    uint64_t queried_captured = 0;
+    bool answered = false;     // by the peer, since then
+    std::string calls;         // the peer's last answer,
+    uint64_t calls_group = 0;  // for which group that was,
+    int64_t calls_ns = 0;      // and when it came
+    std::optional<bool> runs_replay;
+    std::optional<std::pair<uint64_t, uint64_t>> query;  // of the peer, until it is answered: group and captured call
     int64_t answered_ns = 0;
     uint64_t line_group = 0;  // of the peer's source line
     uint64_t line_sequence = 0;

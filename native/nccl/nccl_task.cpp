@@ -356,7 +356,7 @@ void NcclTask::check_sometimes() {
 
 Task::State NcclTask::replay() {
   if (!is_queued_.load(std::memory_order_acquire) || graph_.expired()) return State::kCompleted;
-  if (done_ == nullptr) return State::kIdle;
+  if (done_ == nullptr) return State::kPending;
   uint32_t value = done_->load(std::memory_order_acquire);
   if (value == kBegun && done_->compare_exchange_strong(value, kSeen)) seen_ns_ = now_ns();
   if (value != kSeen || now_ns() - seen_ns_ < kLongReplayNs) return State::kIdle;

@@ -26,10 +26,10 @@ inline constexpr int64_t kTaskSleepNs = 200'000;
 class Task {
  public:
   enum class State : uint8_t {
-    kPending,
-    kQueued,  // on a device, in order with whatever uses the arrays there: the call ends, and the group follows the
-              // task
-    kIdle,    // a call in a graph of such work that runs again when the program launches it, and does not run now
+    kPending,  // of a call in a graph: whether it runs is not known
+    kQueued,   // on a device, in order with whatever uses the arrays there: the call ends, and the group follows the
+               // task
+    kIdle,     // a call in a graph of such work that runs again when the program launches it, and does not run now
     kCompleted,
   };
 

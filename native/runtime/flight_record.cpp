@@ -24,10 +24,11 @@ namespace procgroup {
 namespace {
 
 constexpr char kMagic[8] = {'p', 'g', 'f', 'l', 'i', 'g', 'h', 't'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kGroups = 128;
 constexpr size_t kLineBytes = 128;
 constexpr size_t kAwaited = 16;
+constexpr size_t kReplayed = 16;
 
 using Word = std::atomic<uint64_t>;
 
@@ -51,6 +52,15 @@ struct AwaitedEntry {
   Word sequence;
   std::atomic<uint32_t> count;
   std::atomic<int32_t> ranks[AwaitedRanks::kMostAwaited];
+};
+
+// As AwaitedEntry, for the groups with the same identity modulo kReplayed.
+struct ReplaysEntry {
+  Word version;
+  Word group;
+  Word count;
+  Word are_all;
+  Word calls[RunningReplays::kMost];
 };
 
 void copy_text(char* to, size_t room, std::string_view text) {
@@ -119,6 +129,7 @@ struct FlightRecordLayout {
   SharedText<8192> stack;
   GroupEntry group_entries[kGroups];
   AwaitedEntry awaited[kAwaited];
+  ReplaysEntry replays[kReplayed];
   Line lines[FlightRecord::kSourceLines];
   alignas(64) std::byte recorder[1];  // Recorder::bytes() of them
 };
@@ -232,6 +243,16 @@ AwaitedRanks FlightRecordView::awaited(const Descriptor& call) const {
   return entry.version.load(std::memory_order_acquire) == version ? awaited : AwaitedRanks{};
 }
 
+RunningReplays FlightRecordView::replays(uint64_t group) const {
+  const ReplaysEntry& entry = layout_.replays[group % kReplayed];
+  const uint64_t version = entry.version.load(std::memory_order_acquire);
+  if (version % 2 != 0 || entry.group.load(std::memory_order_acquire) != group) return {};
+  RunningReplays replays{.are_all = entry.are_all.load(std::memory_order_acquire) != 0};
+  const uint64_t count = std::min<uint64_t>(entry.count.load(std::memory_order_acquire), RunningReplays::kMost);
+  for (size_t at = 0; at < count; ++at) replays.calls.push_back(entry.calls[at].load(std::memory_order_acquire));
+  return entry.version.load(std::memory_order_acquire) == version ? replays : RunningReplays{};
+}
+
 std::optional<SharedText<8192>::Value> FlightRecordView::stack() const { return layout_.stack.read(); }
 std::optional<SharedText<256>::Value> FlightRecordView::report() const { return layout_.report.read(); }
 
@@ -327,6 +348,19 @@ void FlightRecord::set_awaited(const Descriptor& call, const std::vector<int>& g
   entry.count.store(static_cast<uint32_t>(global_ranks.size()), std::memory_order_release);
   for (size_t at = 0; at < std::min(global_ranks.size(), AwaitedRanks::kMostAwaited); ++at)
     entry.ranks[at].store(global_ranks[at], std::memory_order_release);
+  entry.version.store(version + 2, std::memory_order_release);
+}
+
+void FlightRecord::set_replays(uint64_t group, const RunningReplays& replays) {
+  const std::lock_guard writing(writing_);
+  ReplaysEntry& entry = layout().replays[group % kReplayed];
+  const size_t count = std::min(replays.calls.size(), RunningReplays::kMost);
+  const uint64_t version = entry.version.load(std::memory_order_relaxed);
+  entry.version.store(version + 1, std::memory_order_release);
+  entry.group.store(group, std::memory_order_release);
+  entry.count.store(count, std::memory_order_release);
+  entry.are_all.store(replays.are_all && count == replays.calls.size(), std::memory_order_release);
+  for (size_t at = 0; at < count; ++at) entry.calls[at].store(replays.calls[at], std::memory_order_release);
   entry.version.store(version + 2, std::memory_order_release);
 }
 

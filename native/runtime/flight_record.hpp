@@ -56,6 +56,15 @@ struct AwaitedRanks {
   size_t count = 0;
 };
 
+// The calls in CUDA graphs of one group of which a GPU has run a replay for long.
+struct RunningReplays {
+  static constexpr size_t kMost = 8;
+  std::vector<uint64_t> calls{};  // their numbers
+  bool are_all = false;           // whether no other call's replay has run for long
+
+  bool operator==(const RunningReplays&) const = default;
+};
+
 struct FlightRecordLayout;
 
 // What a reader can tell from the memory of a record, which its writer may be changing.
@@ -85,6 +94,7 @@ class FlightRecordView {
   std::vector<RecordedGroup> groups() const;
   // For whom this collective waited when the rank last looked; empty where that is not known.
   AwaitedRanks awaited(const Descriptor& call) const;
+  RunningReplays replays(uint64_t group) const;
   // The Python stack of the thread that makes calls, innermost frame first, when it was last asked for, with its moment
   // on the monotonic clock.
   std::optional<SharedText<8192>::Value> stack() const;
@@ -122,6 +132,7 @@ class FlightRecord {
   uint32_t add_source_line(std::string_view line);
   // For whom a collective waits, of which each group has one at a time.
   void set_awaited(const Descriptor& call, const std::vector<int>& global_ranks);
+  void set_replays(uint64_t group, const RunningReplays& replays);
   void beat();
   void set_stack(std::string_view text);
   // Counts the requests for the stack; a futex.

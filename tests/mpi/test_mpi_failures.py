@@ -43,7 +43,9 @@ def error_of(function: Callable[[], Any]) -> SimpleNamespace:
         function()
     except dist.DistError as error:
         seen.kind, seen.text = type(error).__name__, str(error)
-        vars(seen).update({name: getattr(error, name) for name in ("peer", "missing", "calls") if hasattr(error, name)})
+        vars(seen).update(
+            {name: getattr(error, name) for name in ("peer", "missing", "calls", "issued_at") if hasattr(error, name)}
+        )
     seen.moment = time.monotonic()
     seen.took = seen.moment - started
     return seen

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from failures.operations import ABSENT, allowance
 from mpi.test_mpi_failures import error_of
 from nccl import gpu_arrays, stand_ins
-from nccl.gpu_arrays import GpuArray, captured, comes_true, new_stream
+from nccl.gpu_arrays import GpuArray, captured, comes_true, held, new_stream
 
 import procgroup as dist
 from procgroup.errors import ArgumentError
@@ -146,7 +148,7 @@ def query_while_capturing(rank: int, size: int) -> None:
     stream, busy = new_stream(), new_stream()
     array, slow = ones(stream), ones(busy)
     works: list[Any] = []
-    with gpu_arrays.held(busy):
+    with held(busy):
         works.append(dist.all_reduce(slow, async_op=True))
         with captured(stream) as graph:
             dist.all_reduce(array)
@@ -282,11 +284,10 @@ def make_graph(timeout: float) -> tuple[GpuArray, Any, int]:
     return array, graph, stream
 
 
-def launch_without_the_others(rank: int, size: int) -> SimpleNamespace | None:
+def launch_without_the_others(rank: int, size: int) -> SimpleNamespace:
     array, graph, stream = make_graph(LIMIT)
-    if rank != ABSENT:
+    for _ in range(REPLAYS + (rank != ABSENT)):
         graph.launch(stream)
-        print("launched", flush=True)
     return fail(array, graph, stream, call_until_it_fails)
 
 
@@ -297,13 +298,113 @@ def call_until_it_fails() -> None:
         time.sleep(0.001)
 
 
-def test_a_launch_that_the_others_do_not_make_ends_at_the_deadline() -> None:
-    outcomes = attempt(launch_without_the_others, 3, environment=GPUS)
+REPLAY = "a replay of this call in a CUDA graph, which "
+OTHERS = (0, 2)
+NAMED: Any = {
+    "texts": dict.fromkeys(OTHERS, f"does not run on rank {ABSENT}"),
+    "missing": dict.fromkeys(OTHERS, (ABSENT,)),
+}
+
+
+def expect_timeouts(
+    outcomes: list[Outcome], texts: dict[int, str], missing: dict[int, tuple[int, ...]]
+) -> list[SimpleNamespace]:
+    """Require the error of a replay's deadline on all ranks, and return it from those that have found it themselves.
+
+    ``texts`` and ``missing`` are that error's, by the rank that has found it.
+    """
+    found = []
     for rank, outcome in enumerate(outcomes):
-        assert outcome.value is not None, f"{outcome.output}{outcome.traceback}"
-        if rank != ABSENT:
-            assert outcome.value.kind in ("CollectiveTimeout", "PeerFailed"), outcome.value
-            assert "replay" in outcome.value.text, outcome.value
+        seen = outcome.value
+        assert seen is not None, f"{outcome.output}{outcome.traceback}"
+        assert seen.kind in ("CollectiveTimeout", "PeerFailed"), seen
+        finder = rank if seen.kind == "CollectiveTimeout" else seen.peer
+        assert REPLAY + texts[finder] in seen.text, seen
+        if finder != rank:
+            continue
+        assert seen.text.startswith("all_reduce #2 on group 0 "), seen
+        assert seen.issued_at.startswith(f"{Path(__file__).name}:"), seen
+        assert seen.missing == missing.get(rank, ()) and set(seen.calls) == set(seen.missing), seen
+        found.append(seen)
+    assert found, outcomes
+    return found
+
+
+@pytest.mark.parametrize("transport", ["auto", "spanning"])
+def test_a_rank_that_does_not_launch_what_the_others_launch_is_named_at_the_deadline(transport: str) -> None:
+    outcomes = attempt(launch_without_the_others, 3, environment={**GPUS, "PROCGROUP_TRANSPORT": transport})
+    expect_timeouts(outcomes, **NAMED)
+
+
+def launch_in_another_order(rank: int, size: int) -> SimpleNamespace:
+    join(LIMIT)
+    other: Any = dist.new_group(list(range(size)), timeout=60.0)
+    stream = new_stream()
+    array = ones(stream)
+    dist.all_reduce(array, group=other)
+    graphs = []
+    for group in (dist.group.WORLD, other):
+        with captured(stream) as graph:
+            dist.all_reduce(array, group=group)
+        graphs.append(graph)
+    for graph in reversed(graphs) if rank == ABSENT else graphs:
+        graph.launch(stream)
+    seen = fail(array, graphs[0], stream, call_until_it_fails)
+    graphs[1].destroy()
+    return seen
+
+
+@pytest.mark.parametrize("transport", ["auto", "spanning"])
+def test_a_rank_that_launches_another_graph_first_is_named_with_what_its_gpu_is_in(transport: str) -> None:
+    outcomes = attempt(launch_in_another_order, 3, environment={**GPUS, "PROCGROUP_TRANSPORT": transport})
+    for seen in expect_timeouts(outcomes, **NAMED):
+        assert "; its GPU is in a replay of call #2 on group " in seen.calls[ABSENT], seen
+        assert f" at {Path(__file__).name}:" in seen.calls[ABSENT].partition("its GPU")[2], seen
+
+
+def launch_behind_held_work(rank: int, size: int) -> SimpleNamespace:
+    array, graph, stream = make_graph(LIMIT)
+    with held(stream) if rank == ABSENT else nullcontext():
+        graph.launch(stream)
+        seen = error_of(call_until_it_fails)
+    array.get()
+    graph.destroy()
+    dist.destroy_process_group()
+    return seen
+
+
+def test_a_rank_whose_gpu_does_not_come_to_the_replay_is_named() -> None:
+    outcomes = attempt(launch_behind_held_work, 3, environment=GPUS)
+    expect_timeouts(outcomes, **NAMED)
+
+
+def launch_all(rank: int, size: int) -> SimpleNamespace:
+    join(LIMIT)
+    stream = new_stream()
+    array = ones(stream)
+    with captured(stream) as graph:
+        dist.all_reduce(array)
+    graph.launch(stream)
+    return fail(array, graph, stream, call_until_it_fails)
+
+
+@pytest.mark.parametrize("transport", ["auto", "spanning"])
+def test_a_replay_that_all_ranks_run_names_none(transport: str) -> None:
+    stuck = [{"PROCGROUP_STAND_IN_NCCL_FAIL": "allreduce:2:hang"} if rank == ABSENT else {} for rank in range(3)]
+    environment = {**GPUS, "PROCGROUP_TRANSPORT": transport}
+    outcomes = attempt(launch_all, 3, environment=environment, environments=stuck)
+    expect_timeouts(outcomes, dict.fromkeys(range(3), "runs on all ranks"), {})
+
+
+def test_a_rank_whose_launches_are_not_watched_is_not_named() -> None:
+    """Its replay runs, too, which the others cannot know."""
+    unwatched = {
+        "PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS": "1",
+        "PROCGROUP_STAND_IN_NCCL_FAIL": "allreduce:2:hang",
+    }
+    environments = [unwatched if rank == ABSENT else {} for rank in range(3)]
+    outcomes = attempt(launch_all, 3, environment=GPUS, environments=environments)
+    expect_timeouts(outcomes, dict.fromkeys(OTHERS, "may wait for any of the other ranks"), {})
 
 
 def lose_a_rank(rank: int, size: int) -> SimpleNamespace | None:

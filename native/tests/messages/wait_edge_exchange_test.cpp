@@ -211,6 +211,7 @@ struct WireMessage {  // as WaitEdgeExchange sends it
   uint32_t waits;
   uint64_t confirmed;
   uint64_t sequence;
+  uint64_t replay;
   struct {
     int32_t rank, next;
     uint64_t op, number, epoch;
@@ -224,8 +225,8 @@ void malformed_messages_change_nothing() {
   WaitEdgeExchange exchange(pair.first, 0, 2);
   const WaitEdgeBoard* board = exchange.add(1);
   constexpr auto kRecv = static_cast<uint64_t>(OpKind::kRecv);
-  const WireMessage good{1, 1, 4, 0, {{1, 0, kRecv, 0, 6, {}}, {}}};
-  const WireMessage cycle{3, 2, 0, 0, {{1, 0, kRecv, 0, 6, "one.py:3"}, {0, 1, kRecv, 0, 2, "two.py:\n4"}}};
+  const WireMessage good{1, 1, 4, 0, 0, {{1, 0, kRecv, 0, 6, {}}, {}}};
+  const WireMessage cycle{3, 2, 0, 0, 0, {{1, 0, kRecv, 0, 6, "one.py:3"}, {0, 1, kRecv, 0, 2, "two.py:\n4"}}};
   const auto post = [&](const WireMessage& sent, size_t bytes) {
     Bytes message(sizeof sent);
     std::memcpy(message.data(), &sent, sizeof sent);
@@ -264,7 +265,7 @@ void malformed_messages_change_nothing() {
   // A large message is dropped, and later messages still arrive.
   const Bytes large(kEagerBytes + 1);
   const TransferPtr announced = pair.second.send(0, key, large.data(), large.size());
-  post({2, 0, 0, 0, {}}, sizeof good - sizeof good.wait);
+  post({2, 0, 0, 0, 0, {}}, sizeof good - sizeof good.wait);
   CHECK(!board->wait(1));
   pair.second.cancel(*announced, kCancelled);
   pair.settle();
@@ -296,6 +297,10 @@ void a_subscriber_receives_the_wait_until_it_ends() {
   CHECK(!copy->wait(0));
 }
 
+WaitEdgeExchange::Answer in_barrier(uint64_t group, uint64_t /*captured*/) {
+  return {"in barrier of group " + std::to_string(group)};
+}
+
 void the_last_answer_counts_until_the_next_one_comes() {
   Pair pair;
   WaitEdgeExchange here(pair.first, 0, 2);
@@ -305,7 +310,7 @@ void the_last_answer_counts_until_the_next_one_comes() {
   here.query_calls(1, 7);
   pair.settle();
   CHECK(!here.has_answered(1) && here.calls(1).empty());
-  there.answer([](uint64_t group) { return "in barrier of group " + std::to_string(group); });
+  there.answer(in_barrier);
   pair.settle();
   CHECK(here.has_answered(1) && here.calls(1) == "in barrier of group 7");
   poll(nullptr, 0, 250);  // the same query again so soon would have no effect
@@ -317,11 +322,35 @@ void the_last_answer_counts_until_the_next_one_comes() {
   here.query_calls(1, 8);
   pair.settle();
   poll(nullptr, 0, 60);  // a peer answers no faster
-  there.answer([](uint64_t) { return "in no call"; });
+  there.answer([](uint64_t, uint64_t) { return WaitEdgeExchange::Answer{"in no call"}; });
   pair.settle();
   CHECK(here.has_answered(1) && here.calls(1) == "in no call");
   here.query_calls(1, 7);
   CHECK(!here.has_answered(1) && here.calls(1).empty());  // the answer was about another group
+}
+
+// Whether a replay runs is known of the captured call that was queried last, and only while the peer says so.
+void an_answer_tells_whether_a_replay_of_a_call_runs() {
+  Pair pair;
+  WaitEdgeExchange here(pair.first, 0, 2);
+  WaitEdgeExchange there(pair.second, 1, 2);
+  here.add(1);
+  there.add(0);
+  const auto runs_call_5 = [](uint64_t, uint64_t captured) -> WaitEdgeExchange::Answer {
+    if (captured == 6) return {"in no call"};  // and of this one it does not know
+    return {"in no call", captured == 5};
+  };
+  const std::pair<uint64_t, std::optional<bool>> expected[] = {{5, true}, {4, false}, {6, std::nullopt}, {5, true}};
+  CHECK(!here.runs_replay(1));
+  for (const auto& [captured, runs] : expected) {
+    here.query_calls(1, 7, captured);
+    CHECK(!here.has_answered(1) && !here.runs_replay(1));
+    pair.settle();
+    there.answer(runs_call_5);
+    pair.settle();
+    CHECK(here.has_answered(1) && here.runs_replay(1) == runs);
+    poll(nullptr, 0, 60);  // a peer answers no faster
+  }
 }
 
 void an_answer_counts_for_its_own_query_only() {
@@ -330,15 +359,14 @@ void an_answer_counts_for_its_own_query_only() {
   WaitEdgeExchange there(pair.second, 1, 2);
   here.add(1);
   there.add(0);
-  const auto describe = [](uint64_t group) { return "in barrier of group " + std::to_string(group); };
   here.query_calls(1, 7);
   pair.settle();
-  there.answer(describe);
+  there.answer(in_barrier);
   here.query_calls(1, 8);  // before the answer to the first query has come
   pair.settle();
   CHECK(!here.has_answered(1) && here.calls(1).empty());
   poll(nullptr, 0, 60);  // a peer answers no faster
-  there.answer(describe);
+  there.answer(in_barrier);
   pair.settle();
   CHECK(here.has_answered(1) && here.calls(1) == "in barrier of group 8");
 }
@@ -353,6 +381,7 @@ int main() {
   RUN_TEST(a_subscriber_receives_the_wait_until_it_ends);
   RUN_TEST(the_last_answer_counts_until_the_next_one_comes);
   RUN_TEST(an_answer_counts_for_its_own_query_only);
+  RUN_TEST(an_answer_tells_whether_a_replay_of_a_call_runs);
   RUN_TEST(tokens_go_round_and_are_lost);
   RUN_TEST(engines_find_cycles_of_receives_and_collectives);
   RUN_TEST(the_failure_of_a_rank_that_makes_no_other_call_arrives);

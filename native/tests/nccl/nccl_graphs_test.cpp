@@ -95,16 +95,18 @@ void captured_calls_run_at_each_launch(int size) {
   });
 }
 
-void expect_failure(const std::function<void()>& call, int rank) {
+OperationFailed failure_of_call(const std::function<void()>& call, int rank) {
   try {
     call();
-  } catch (const OperationFailed&) {
-    return;
+  } catch (const OperationFailed& failed) {
+    return failed;
   }
   check(false, "expected an error", rank);
+  return {};
 }
 
-// The graph of one rank is launched, and those of the others are not: the group ends, and the stream runs on.
+// The graph of one rank is launched, and those of the others are not: the group ends, the stream runs on, and the error
+// names the others.
 void a_launch_that_the_others_do_not_make_ends_the_group() {
   std::weak_ptr<const NcclLibrary> library;
   {
@@ -120,7 +122,11 @@ void a_launch_that_the_others_do_not_make_ends_the_group() {
       all.arrive_and_wait();
       Request barrier;  // by which the other rank learns that the group has ended
       NoRuntime language;
-      expect_failure([&] { mine.group.run(barrier, kLong, language); }, mine.rank());
+      const auto [failure, call] = failure_of_call([&] { mine.group.run(barrier, kLong, language); }, mine.rank());
+      const std::vector<int> missing{1};
+      if (mine.rank() == 0) CHECK(failure.kind == Failure::Kind::kTimeout && call.captured);
+      CHECK(failure.missing == missing);
+      CHECK(failure.reason.ends_with("a replay of this call in a CUDA graph, which does not run on rank 1"));
     });
     library = world.library();
   }

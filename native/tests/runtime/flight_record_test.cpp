@@ -101,6 +101,17 @@ void the_ranks_that_a_collective_waits_for_are_known_until_another_one_of_the_gr
   CHECK(view.awaited(barrier(2)).ranks.empty() && view.awaited(barrier(2)).count == 5);
 }
 
+void what_is_not_known_of_replays_is_told_apart_from_none() {
+  const auto record = FlightRecord::create("", kRank);
+  const FlightRecordView view = record->view();
+  CHECK(view.replays(5) == RunningReplays{});  // nothing is known before the first write
+  record->set_replays(5, {.calls = {3, 4}, .are_all = true});
+  CHECK(view.replays(5) == (RunningReplays{.calls = {3, 4}, .are_all = true}));
+  CHECK(view.replays(6) == RunningReplays{} && view.replays(5 + 16) == RunningReplays{});
+  record->set_replays(5, {.calls = std::vector<uint64_t>(RunningReplays::kMost + 1, 3), .are_all = true});
+  CHECK(view.replays(5) == RunningReplays{.calls = std::vector<uint64_t>(RunningReplays::kMost, 3)});
+}
+
 void only_the_first_end_is_kept() {
   const auto record = FlightRecord::create("", kRank);
   record->end(RankState::kFailed, "ValueError: no such file");
@@ -242,6 +253,7 @@ int main() {
   testing::limit_seconds(60);
   RUN_TEST(a_record_outlives_its_process);
   RUN_TEST(the_ranks_that_a_collective_waits_for_are_known_until_another_one_of_the_group_waits);
+  RUN_TEST(what_is_not_known_of_replays_is_told_apart_from_none);
   RUN_TEST(only_the_first_end_is_kept);
   RUN_TEST(a_rank_holds_a_lock_on_its_record_while_it_lives);
   RUN_TEST(where_no_file_can_be_made_the_record_is_in_memory);
