@@ -13,6 +13,7 @@
 #include <fstream>
 #include <mutex>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <system_error>
 
@@ -54,10 +55,10 @@ struct AwaitedEntry {
   std::atomic<int32_t> ranks[AwaitedRanks::kMostAwaited];
 };
 
-// As AwaitedEntry, for the groups with the same identity modulo kReplayed.
+// One entry for each group of which replays are known: more than kReplayed have none.
 struct ReplaysEntry {
-  Word version;
-  Word group;
+  Word version;  // odd while the entry is written
+  Word group;    // 0: free
   Word count;
   Word are_all;
   Word calls[RunningReplays::kMost];
@@ -244,13 +245,15 @@ AwaitedRanks FlightRecordView::awaited(const Descriptor& call) const {
 }
 
 RunningReplays FlightRecordView::replays(uint64_t group) const {
-  const ReplaysEntry& entry = layout_.replays[group % kReplayed];
-  const uint64_t version = entry.version.load(std::memory_order_acquire);
-  if (version % 2 != 0 || entry.group.load(std::memory_order_acquire) != group) return {};
-  RunningReplays replays{.are_all = entry.are_all.load(std::memory_order_acquire) != 0};
-  const uint64_t count = std::min<uint64_t>(entry.count.load(std::memory_order_acquire), RunningReplays::kMost);
-  for (size_t at = 0; at < count; ++at) replays.calls.push_back(entry.calls[at].load(std::memory_order_acquire));
-  return entry.version.load(std::memory_order_acquire) == version ? replays : RunningReplays{};
+  for (const ReplaysEntry& entry : layout_.replays) {
+    const uint64_t version = entry.version.load(std::memory_order_acquire);
+    if (version % 2 != 0 || entry.group.load(std::memory_order_acquire) != group) continue;
+    RunningReplays replays{.are_all = entry.are_all.load(std::memory_order_acquire) != 0};
+    const uint64_t count = std::min<uint64_t>(entry.count.load(std::memory_order_acquire), RunningReplays::kMost);
+    for (size_t at = 0; at < count; ++at) replays.calls.push_back(entry.calls[at].load(std::memory_order_acquire));
+    if (entry.version.load(std::memory_order_acquire) == version) return replays;
+  }
+  return {};
 }
 
 std::optional<SharedText<8192>::Value> FlightRecordView::stack() const { return layout_.stack.read(); }
@@ -353,15 +356,21 @@ void FlightRecord::set_awaited(const Descriptor& call, const std::vector<int>& g
 
 void FlightRecord::set_replays(uint64_t group, const RunningReplays& replays) {
   const std::lock_guard writing(writing_);
-  ReplaysEntry& entry = layout().replays[group % kReplayed];
+  std::span<ReplaysEntry> entries(layout().replays);
+  const auto is_of = [](uint64_t which) {
+    return [which](const ReplaysEntry& entry) { return entry.group.load(std::memory_order_relaxed) == which; };
+  };
+  auto entry = std::ranges::find_if(entries, is_of(group));
+  if (entry == entries.end()) entry = std::ranges::find_if(entries, is_of(0));
+  if (entry == entries.end()) return;
   const size_t count = std::min(replays.calls.size(), RunningReplays::kMost);
-  const uint64_t version = entry.version.load(std::memory_order_relaxed);
-  entry.version.store(version + 1, std::memory_order_release);
-  entry.group.store(group, std::memory_order_release);
-  entry.count.store(count, std::memory_order_release);
-  entry.are_all.store(replays.are_all && count == replays.calls.size(), std::memory_order_release);
-  for (size_t at = 0; at < count; ++at) entry.calls[at].store(replays.calls[at], std::memory_order_release);
-  entry.version.store(version + 2, std::memory_order_release);
+  const uint64_t version = entry->version.load(std::memory_order_relaxed);
+  entry->version.store(version + 1, std::memory_order_release);
+  entry->group.store(replays == RunningReplays{} ? 0 : group, std::memory_order_release);
+  entry->count.store(count, std::memory_order_release);
+  entry->are_all.store(replays.are_all && count == replays.calls.size(), std::memory_order_release);
+  for (size_t at = 0; at < count; ++at) entry->calls[at].store(replays.calls[at], std::memory_order_release);
+  entry->version.store(version + 2, std::memory_order_release);
 }
 
 void FlightRecord::beat() {

@@ -94,6 +94,7 @@ class FlightRecordView {
   std::vector<RecordedGroup> groups() const;
   // For whom this collective waited when the rank last looked; empty where that is not known.
   AwaitedRanks awaited(const Descriptor& call) const;
+  // Without calls, and not all, where nothing is known.
   RunningReplays replays(uint64_t group) const;
   // The Python stack of the thread that makes calls, innermost frame first, when it was last asked for, with its moment
   // on the monotonic clock.

@@ -110,6 +110,11 @@ void what_is_not_known_of_replays_is_told_apart_from_none() {
   CHECK(view.replays(6) == RunningReplays{} && view.replays(5 + 16) == RunningReplays{});
   record->set_replays(5, {.calls = std::vector<uint64_t>(RunningReplays::kMost + 1, 3), .are_all = true});
   CHECK(view.replays(5) == RunningReplays{.calls = std::vector<uint64_t>(RunningReplays::kMost, 3)});
+  for (uint64_t group = 6; group < 30; ++group) record->set_replays(group, {.are_all = true});
+  CHECK(view.replays(20).are_all && !view.replays(21).are_all);  // there is room for 16 groups
+  record->set_replays(6, {});
+  record->set_replays(21, {.are_all = true});
+  CHECK(view.replays(21).are_all && view.replays(5).calls.size() == RunningReplays::kMost);
 }
 
 void only_the_first_end_is_kept() {
