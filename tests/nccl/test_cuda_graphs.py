@@ -274,19 +274,22 @@ def test_sizes_that_differ_in_a_capture_are_a_mismatch_and_the_array_is_intact()
 
 
 def make_graph(timeout: float) -> tuple[GpuArray, Any, int]:
-    join(timeout)
+    """Return an array, and a graph that reduces it on a stream. All ranks are ready for the launch."""
+    join()
     stream = new_stream()
     array = ones(stream)
     with captured(stream) as graph:
-        dist.all_reduce(array)
-    graph.launch(stream)
-    array.get()
+        dist.all_reduce(array, timeout=timeout)
+    dist.barrier()
     return array, graph, stream
 
 
 def launch_without_the_others(rank: int, size: int) -> SimpleNamespace:
     array, graph, stream = make_graph(LIMIT)
-    for _ in range(REPLAYS + (rank != ABSENT)):
+    for _ in range(REPLAYS):
+        graph.launch(stream)
+    array.get()
+    if rank != ABSENT:
         graph.launch(stream)
     return fail(array, graph, stream, call_until_it_fails)
 
@@ -337,21 +340,23 @@ def test_a_rank_that_does_not_launch_what_the_others_launch_is_named_at_the_dead
 
 
 def launch_in_another_order(rank: int, size: int) -> SimpleNamespace:
-    join(LIMIT)
-    other: Any = dist.new_group(list(range(size)), timeout=60.0)
-    stream = new_stream()
-    array = ones(stream)
+    array, graph, stream = make_graph(LIMIT)
+    other: Any = dist.new_group(list(range(size)))
     dist.all_reduce(array, group=other)
-    graphs = []
-    for group in (dist.group.WORLD, other):
-        with captured(stream) as graph:
-            dist.all_reduce(array, group=group)
-        graphs.append(graph)
-    for graph in reversed(graphs) if rank == ABSENT else graphs:
-        graph.launch(stream)
-    seen = fail(array, graphs[0], stream, call_until_it_fails)
-    graphs[1].destroy()
-    return seen
+    with captured(stream) as other_graph:
+        dist.all_reduce(array, group=other)
+    dist.barrier()
+    for one in (other_graph, graph) if rank == ABSENT else (graph, other_graph):
+        one.launch(stream)
+
+    def call() -> None:
+        try:
+            call_until_it_fails()
+        finally:
+            array.get()
+            other_graph.destroy()
+
+    return fail(array, graph, stream, call)
 
 
 @pytest.mark.parametrize("transport", ["auto", "spanning"])
@@ -379,11 +384,7 @@ def test_a_rank_whose_gpu_does_not_come_to_the_replay_is_named() -> None:
 
 
 def launch_all(rank: int, size: int) -> SimpleNamespace:
-    join(LIMIT)
-    stream = new_stream()
-    array = ones(stream)
-    with captured(stream) as graph:
-        dist.all_reduce(array)
+    array, graph, stream = make_graph(LIMIT)
     graph.launch(stream)
     return fail(array, graph, stream, call_until_it_fails)
 
@@ -432,7 +433,9 @@ def test_a_rank_that_dies_while_the_others_replay_is_named_and_the_streams_are_d
 
 
 def leave_with_a_graph(rank: int, size: int) -> float:
-    _, graph, _ = make_graph(60.0)
+    array, graph, stream = make_graph(60.0)
+    graph.launch(stream)
+    array.get()
     began = time.monotonic()
     dist.destroy_process_group()
     took = time.monotonic() - began
