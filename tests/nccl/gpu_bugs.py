@@ -24,16 +24,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from bugs.bug import PROMPTLY, Bug
 from bugs.library import WrongResult
 from nccl import gpu_arrays
-from nccl.gpu_arrays import GpuArray, held, new_stream
+from nccl.gpu_arrays import GpuArray, Graph, captured, held, new_stream
 
 import procgroup as dist
 
@@ -45,6 +46,8 @@ LONG = 30.0
 AT_THE_LIMIT = LIMIT + PROMPTLY
 QUEUED = 100
 """Calls that a rank queues behind gates."""
+
+Choice = TypeVar("Choice")
 
 MODES = ("blocking", "async", "async, waited for at the end")
 WORLDS: tuple[tuple[int, dict[str, str]], ...] = (
@@ -99,6 +102,10 @@ class Plan:
     def file(self) -> str:
         return f"train_{self.seed}.py"
 
+    def either(self, *choices: Choice) -> Choice:
+        """Return the first choice for the first seed of a kind, the next one for its next seed."""
+        return choices[self.seed // len(KINDS) % len(choices)]
+
     def call(self, name: str, arguments: str, group: str = "group", **how: Any) -> str:
         """Return the text of a call."""
         named = "".join(f", {key}={value}" for key, value in how.items())
@@ -119,6 +126,8 @@ class Step:
     """Whether the programs end with it: the ranks that it does not concern make no further call."""
     reuses_arrays: bool = False
     """Whether calls before the one that fails change its array."""
+    agrees_first: bool = False
+    """Whether the ranks agree on the call that fails before it is queued."""
 
 
 @dataclass(frozen=True)
@@ -318,38 +327,21 @@ def one_rank_has_another_reduce_op(plan: Plan) -> Step:
 
 @kind(mismatch())
 def one_rank_names_another_root(plan: Plan) -> Step:
-    """One rank takes another one for the rank that has the parameters."""
-    return Step(
-        [f"{plan.call('broadcast', 'gradients, 1')}  # BUG"], [f"{plan.call('broadcast', 'gradients, 0')}  # MET"]
-    )
+    """One rank takes another one for the rank that has the parameters, or that adds the losses."""
+    name = plan.either("broadcast", "reduce")
+    return Step([f"{plan.call(name, 'gradients, 1')}  # BUG"], [f"{plan.call(name, 'gradients, 0')}  # MET"])
 
 
 @kind(mismatch())
-def one_rank_reduces_to_another_rank(plan: Plan) -> Step:
-    """One rank sends its share of the loss to another rank than the others."""
-    return Step([f"{plan.call('reduce', 'gradients, 1')}  # BUG"], [f"{plan.call('reduce', 'gradients, 0')}  # MET"])
+def one_rank_has_blocks_of_another_count(plan: Plan) -> Step:
+    """One rank gathers or scatters three numbers for each rank, the others two."""
 
+    def move(count: int) -> str:
+        row, rows = (f'full({many}, 7, "{plan.dtype}", stream)' for many in (f"{count}", f"{count} * size"))
+        gather, scatter = ("all_gather_single", f"{rows}, {row}"), ("reduce_scatter_single", f"{row}, {rows}")
+        return plan.call(*plan.either(gather, scatter))
 
-@kind(mismatch())
-def one_rank_gathers_another_count(plan: Plan) -> Step:
-    """One rank gathers three numbers of each rank, the others two."""
-
-    def gather(count: int) -> str:
-        output = f'full({count} * size, 7, "{plan.dtype}", stream)'
-        return plan.call("all_gather_single", f'{output}, full({count}, 7, "{plan.dtype}", stream)')
-
-    return Step([f"{gather(3)}  # BUG"], [f"{gather(2)}  # MET"])
-
-
-@kind(mismatch())
-def one_rank_scatters_another_count(plan: Plan) -> Step:
-    """One rank has divided its gradients into larger blocks."""
-
-    def scatter(count: int) -> str:
-        inputs = f'full({count} * size, 7, "{plan.dtype}", stream)'
-        return plan.call("reduce_scatter_single", f'full({count}, 7, "{plan.dtype}", stream), {inputs}')
-
-    return Step([f"{scatter(5)}  # BUG"], [f"{scatter(4)}  # MET"])
+    return Step([f"{move(3)}  # BUG"], [f"{move(2)}  # MET"])
 
 
 @kind(mismatch())
@@ -394,20 +386,15 @@ def one_rank_has_its_array_on_the_cpu(plan: Plan) -> Step:
 @kind(
     mismatch("CollectiveMismatch", "PeerFailed", has_line=False, guilty_errors=None), victims=lambda plan: (plan.next,)
 )
-def a_message_has_another_count(plan: Plan) -> Step:
-    """One rank sends five numbers, and the next one has room for four."""
-    send = f'dist.send(full(5, 1, "float32", stream), {plan.next}, group=group)'
-    receive = f'dist.recv(full(4, 7, "float32", stream), {plan.guilty}, group=group)'
-    return Step([MEET, f"{send}  # BUG"], [MEET, f"if rank == {plan.next}:", f"    {receive}  # MET"], is_last=True)
-
-
-@kind(
-    mismatch("CollectiveMismatch", "PeerFailed", has_line=False, guilty_errors=None), victims=lambda plan: (plan.next,)
-)
-def a_message_has_another_dtype(plan: Plan) -> Step:
-    """One rank sends float32, and the next one receives int32."""
-    receive = f'dist.irecv(full(4, 7, "int32", stream), {plan.guilty}, group=group).wait()'
-    send = f'dist.isend(full(4, 1, "float32", stream), {plan.next}, group=group).wait()'
+def a_message_has_another_count_or_dtype(plan: Plan) -> Step:
+    """One rank sends five numbers, or others than the next one receives, which has room for four."""
+    sent, received = plan.either(
+        ('dist.send(full(5, 1, "float32", stream)', 'dist.recv(full(4, 7, "float32", stream)'),
+        ('dist.isend(full(4, 1, "float32", stream)', 'dist.irecv(full(4, 7, "int32", stream)'),
+    )
+    wait = plan.either("", ".wait()")
+    send = f"{sent}, {plan.next}, group=group){wait}"
+    receive = f"{received}, {plan.guilty}, group=group){wait}"
     return Step([MEET, f"{send}  # BUG"], [MEET, f"if rank == {plan.next}:", f"    {receive}  # MET"], is_last=True)
 
 
@@ -556,6 +543,77 @@ def a_kernel_fails(plan: Plan) -> Step:
     return Step([f"{plan.call('all_reduce', 'gradients')}  # BUG"], usual(plan, ""))
 
 
+# --- CUDA graphs ---
+
+
+CONNECT = ["dist.all_reduce(GpuArray.of(np.ones(1), stream=stream), group=group)", MEET]
+"""What precedes the first capture of a group: to connect the ranks cannot be captured."""
+REPLAYS = [MEET, "for _ in range(3):", "    graph.launch(stream)", "gradients.get()"]
+
+
+def capture(call: str, graph: str = "graph") -> list[str]:
+    return [f"with captured(stream) as {graph}:", f"    {call}"]
+
+
+def reduce_in_graph(mark: str = "", group: str = "group", limit: float = LIMIT, graph: str = "graph") -> list[str]:
+    return capture(f"dist.all_reduce(gradients, group={group}, timeout={limit}){mark}", graph)
+
+
+@kind(mismatch())
+def one_rank_captures_a_call(plan: Plan) -> Step:
+    """One rank captures a call into a CUDA graph, which the others make at once."""
+    return Step([*CONNECT, *reduce_in_graph("  # BUG", limit=LONG)], [*CONNECT, *usual(plan)])
+
+
+@kind(mismatch())
+def one_rank_captures_another_call(plan: Plan) -> Step:
+    """One rank captures another operation than the others, or more numbers."""
+    larger = f'larger = full({plan.count} + step + 1, 7, "{plan.dtype}", stream)'
+    lines = plan.either(
+        capture("dist.broadcast(gradients, 0, group=group)  # BUG"),
+        [larger, *capture("dist.all_reduce(larger, group=group)  # BUG")],
+    )
+    others = [*CONNECT, *reduce_in_graph("  # MET", limit=LONG)]
+    return Step([*CONNECT, *lines], others, agrees_first=True)
+
+
+@kind(absence(), needs_gates=True)
+def one_rank_does_not_launch_a_graph(plan: Plan) -> Step:
+    """One rank launches a graph once less than the others, and loads its data for longer than the call's timeout."""
+    guilty = [*CONNECT, *reduce_in_graph(), *REPLAYS, wait_for_errors_of(plan, plan.others)]
+    others = [*CONNECT, *reduce_in_graph("  # MET"), *REPLAYS, "graph.launch(stream)"]
+    return Step(guilty, others, reuses_arrays=True)
+
+
+@kind(absence(guilty_errors=("CollectiveTimeout", "PeerFailed")), needs_gates=True, needs_queues=True)
+def one_rank_launches_graphs_in_another_order(plan: Plan) -> Step:
+    """One rank launches the graphs of two groups in the other order, so that the GPUs wait for each other."""
+
+    def launch(mark: str, other_mark: str, first: str, second: str) -> list[str]:
+        graphs = [*reduce_in_graph(mark), *reduce_in_graph(other_mark, "other", LONG, "other_graph")]
+        connect_other = CONNECT[0].replace("group=group", "group=other")
+        return [connect_other, *CONNECT, *graphs, MEET, f"{first}.launch(stream)", f"{second}.launch(stream)"]
+
+    guilty = launch("", "  # BUG", "other_graph", "graph")
+    return Step(guilty, launch("  # MET", "", "graph", "other_graph"), reuses_arrays=True)
+
+
+@kind(death("PeerLost", "GroupBroken"), has_own_world=True, guilty_ends=True, needs_gates=True)
+def one_rank_is_killed_amid_replays(plan: Plan) -> Step:
+    """One rank is killed when it has launched a graph some times, and the others once more."""
+    guilty = [*CONNECT, *reduce_in_graph(), *REPLAYS, f"wait_for_words({list(plan.others)})", KILL]
+    others = [*CONNECT, *reduce_in_graph(limit=LONG), *REPLAYS, "graph.launch(stream)", "say_a_word()"]
+    return Step(guilty, others, reuses_arrays=True)
+
+
+@kind(absence(guilty_errors=("CollectiveTimeout", "PeerFailed")), needs_gates=True, needs_queues=True)
+def one_rank_has_stuck_work_before_a_graph(plan: Plan) -> Step:
+    """One rank launches a graph behind work that does not end in time."""
+    stuck = ["with held(stream):", "    graph.launch(stream)", f"    {wait_for_errors_of(plan, plan.others)}"]
+    others = [*CONNECT, *reduce_in_graph("  # MET"), *REPLAYS, "graph.launch(stream)"]
+    return Step([*CONNECT, *reduce_in_graph(), *REPLAYS, *stuck], others, reuses_arrays=True)
+
+
 # --- streams and groups ---
 
 
@@ -662,6 +720,7 @@ class Player:
     def __init__(self, rank: int, size: int, place: Path) -> None:
         self._rank, self._size, self._place = rank, size, place
         self._made: list[tuple[GpuArray, np.ndarray]] = []
+        self._graphs: list[Graph] = []
 
     def play(self, plan: Plan, group: Any, other: Any) -> Report:
         text = text_of(plan)
@@ -682,6 +741,8 @@ class Player:
         step = KINDS[plan.kind].step(plan)
         changed = self._changed(plan.step)  # and what is queued on the streams ends
         report.changed = [] if step.reuses_arrays else changed
+        while self._graphs:
+            self._graphs.pop().destroy()
         if report.kind and not step.is_last:  # a message that fails does not end the group
             report.later = self._kind_of(
                 lambda: dist.all_reduce(self._full(1, 1, "int8", gpu_arrays.LEGACY), group=group)
@@ -702,6 +763,7 @@ class Player:
         return {
             **modules,
             **functions,
+            "captured": self._captured,
             "GpuArray": GpuArray,
             "place": self._place,
             "fault": lambda: (self._place / f"{plan.seed}.fault").write_text(str(time.monotonic())),
@@ -715,6 +777,13 @@ class Player:
         array = GpuArray.of(elements, stream=stream)
         self._made.append((array, elements))
         return array
+
+    @contextmanager
+    def _captured(self, stream: int) -> Iterator[Graph]:
+        """Capture into a graph that lives until the program has ended."""
+        with captured(stream) as graph:
+            yield graph
+        self._graphs.append(graph)
 
     def _changed(self, first: int) -> list[str]:
         """Return what arrays have become; those from the step of the bug on are reported."""

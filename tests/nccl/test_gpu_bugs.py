@@ -103,7 +103,9 @@ def expect_right(bug: GpuBug, reports: Sequence[Report | None], statuses: Sequen
 def is_behind_gate(plan: Plan) -> bool:
     """Return whether the call that fails is queued on the GPU's stream before the ranks agree on it."""
     has_gates = not set(plan.environment) & set(WITHOUT_GATES)
-    return has_gates and plan.step > 0 and plan.mode == "blocking" and not KINDS[plan.kind].step(plan).is_last
+    step = KINDS[plan.kind].step(plan)
+    is_at_once = step.is_last or step.agrees_first
+    return has_gates and plan.step > 0 and plan.mode == "blocking" and not is_at_once
 
 
 def expect_quiet(outcome: Outcome) -> None:
