@@ -156,7 +156,8 @@ void Group::leave_to_progress_thread(const GroupOperation& operation, bool wakes
 std::pair<std::shared_ptr<GroupOperation>, bool> Group::enqueue(Request request, double seconds) {
   auto operation = std::make_shared<QueuedCall>(*this, std::move(request), seconds);
   const std::lock_guard lock(queue_mutex_);
-  require_usable(operation->call());  // under the mutex: what is queued after leave() would never end
+  // Under the mutex: what is queued after leave() would never end.
+  require_usable(operation->call(), queue_.empty() ? nullptr : queue_.back().get());
   operation->record();
   queue_.push_back(operation);
   const bool is_first = queued_.fetch_add(1, std::memory_order_seq_cst) == 0;
@@ -524,10 +525,14 @@ const char* Group::last_schedule() const {
   return is_large ? state_->chosen.name : "small";
 }
 
-void Group::require_usable(Descriptor call) {
-  if (!completed_.load(std::memory_order_acquire)) return;
+// A call that fails before its turn ends the group when that comes.
+void Group::require_usable(Descriptor call, const GroupOperation* last_queued) {
+  std::optional<Failure> ended = broken();
+  if (!ended && last_queued && last_queued->is_completed() && last_queued->failure())
+    ended = Failure{.kind = Failure::Kind::kBroken, .reason = last_queued->failure()->summary(&global_ranks_)};
+  if (!ended) return;
   if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
-  throw reported(*broken(), call);
+  throw reported(*std::move(ended), call);
 }
 
 // A call that fails ends the group, and no caller waits for it.

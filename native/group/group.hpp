@@ -207,7 +207,7 @@ class Group final : public Source {
   void report_unraised();
   std::optional<Failure> what_ends(const GroupOperation& operation);
   void look_at_replays(Failure& failure, const Descriptor& call);
-  void require_usable(Descriptor call);
+  void require_usable(Descriptor call, const GroupOperation* last_queued = nullptr);
   void number(Descriptor& call);
   std::shared_ptr<GroupOperation> conclude(const Request& request, const CollectiveCall& call, double seconds,
                                            const Recording& recording);

@@ -228,6 +228,19 @@ void timeout_and_leaving(int size) {
   });
 }
 
+// The first call waits for rank 1, and the second one, which fails at its deadline, for its turn.
+void no_call_is_queued_behind_one_that_has_failed() {
+  std::vector<Rank> world = make_world(2);
+  Group& group = *world[0].group;
+  std::vector<int64_t> data(4);
+  const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
+  const auto second = group.start(request_for(OpKind::kAllReduce, data), 0.01);
+  while (!second->is_completed()) std::this_thread::yield();
+  CHECK(second->failure()->kind == Failure::Kind::kTimeout && !first->is_completed());
+  CHECK(kind_of_failure(group, request_for(OpKind::kAllReduce, data), 600) == Failure::Kind::kBroken);
+  CHECK(!first->is_completed());
+}
+
 void calls_of_every_size(int size) {
   std::vector<Rank> world = make_world(size);
   in_all_ranks(world, [](Group& group) {
@@ -260,5 +273,6 @@ int main() {
     RUN_TEST(the_caller_runs_along, size);
   }
   RUN_TEST(leaving_ends_what_a_caller_runs_along);
+  RUN_TEST(no_call_is_queued_behind_one_that_has_failed);
   RUN_TEST(a_call_records_the_world_ranks_that_it_awaits);
 }
