@@ -352,6 +352,11 @@ void bind_group(nb::module_& module) {
            nb::sig("def barrier(self, async_op: bool, timeout: " PROCGROUP_TIMEOUT ") -> Work | None"))
       .def("empty", CallMethod<&PythonGroup::empty>::named("empty"), "nbytes"_a, "device"_a, "timeout"_a.none(),
            nb::sig("def empty(self, nbytes: int, device: int, timeout: " PROCGROUP_TIMEOUT ") -> NcclMemory"))
+      .def("register_mem_pool", CallMethod<&PythonGroup::register_mem_pool>::named("register_mem_pool"), "addresses"_a,
+           "timeout"_a.none(),
+           nb::sig("def register_mem_pool(self, addresses: " PROCGROUP_INTEGERS ", timeout: " PROCGROUP_TIMEOUT
+                   ") -> None"))
+      .def("lend_memory", &PythonGroup::lend_memory)
       .def("rank_first", CallMethod<&PythonGroup::rank_first>::named("rank_first"), "first"_a, "timeout"_a.none(),
            nb::sig("def rank_first(self, first: int, timeout: " PROCGROUP_TIMEOUT ") -> None"))
       .def("fail_rank_first", &PythonGroup::fail_rank_first, "reason"_a)

@@ -1,8 +1,11 @@
 // From a request of a collective into the engine: which backend moves its bytes, or none, and whether its arrays are
 // staged.
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -177,31 +180,70 @@ nb::object PythonGroup::capture(Request&& request, const Options& options, std::
   return options.async_op ? work : nb::none();
 }
 
-// The ranks agree on the size before NCCL's threads wait for each other.
-nb::object PythonGroup::empty(size_t bytes, int device, double seconds) {
+NcclBackend& PythonGroup::loaded_nccl(const char* op) const {
   engine_->require_not_forked();
-  require_outside_transfer("empty");
-  if (!nccl_) site("empty").refuse("this group has no backend \"nccl\", whose memory an array on a GPU would have");
+  require_outside_transfer(op);
+  if (!nccl_) site(op).refuse("this group has no backend \"nccl\", whose memory an array on a GPU would have");
   nccl_->load();
+  return *nccl_;
+}
+
+void PythonGroup::require_gpu(const char* op, const std::string& what, int device) const {
   if (!nccl_->use(device))
-    site("empty").refuse("`device` is GPU " + std::to_string(device) + ", but this group uses GPU " +
-                         std::to_string(nccl_->device()) + " on this rank");
-  const std::shared_ptr<NcclMemory> memory = allocate_by_nccl(*nccl_, bytes);
+    site(op).refuse(what + " GPU " + std::to_string(device) + ", but this group uses GPU " +
+                    std::to_string(nccl_->device()) + " on this rank");
+}
+
+nb::object PythonGroup::empty(size_t bytes, int device, double seconds) {
+  NcclBackend& nccl = loaded_nccl("empty");
+  require_gpu("empty", "`device` is", device);
+  const std::shared_ptr<NcclMemory> memory = allocate_by_nccl(nccl, bytes);
+  register_memories(OpKind::kEmpty, {memory}, seconds);
+  return nb::cast(memory);
+}
+
+nb::object PythonGroup::register_mem_pool(nb::handle addresses, double seconds) {
+  constexpr const char* kName = "register_mem_pool";
+  loaded_nccl(kName);
+  std::vector<CudaAddress> begins;
+  for (const nb::handle address : addresses) begins.push_back(nb::cast<CudaAddress>(address));
+  std::vector<std::shared_ptr<NcclMemory>> memories;
+  try {
+    memories = lent_at(begins);
+  } catch (const std::invalid_argument& error) {
+    site(kName).refuse(std::string("`pool`: ") + error.what());
+  }
+  for (const std::shared_ptr<NcclMemory>& one : memories) require_gpu(kName, "`pool` has memory of", one->device());
+  std::vector<std::weak_ptr<NcclMemory>>& registered = shared_->registered;
+  std::erase_if(registered, [](const auto& one) { return one.expired(); });
+  std::erase_if(memories, [&](const auto& memory) {
+    return std::ranges::any_of(registered, [&](const auto& one) { return one.lock() == memory; });
+  });
+  registered.insert(registered.end(), memories.begin(), memories.end());
+  register_memories(OpKind::kRegisterMemPool, std::move(memories), seconds);
+  return nb::none();
+}
+
+// The ranks agree on the sizes before NCCL's threads wait for each other.
+void PythonGroup::register_memories(OpKind op, std::vector<std::shared_ptr<NcclMemory>> memories, double seconds) {
   Request request;
-  request.descriptor = {.op = OpKind::kEmpty, .external = true, .on_device = true, .count = bytes};
+  request.descriptor = {.op = op, .external = true, .on_device = true};
+  std::vector<Block> sizes;
+  for (const std::shared_ptr<NcclMemory>& one : memories) sizes.push_back({nullptr, one->bytes()});
+  for (const Block& size : sizes) request.descriptor.count += size.count;
+  if (sizes.size() > 1) request.descriptor.splits = hash_of_sizes(sizes);
   request.source = engine_->source_line();
-  request.task = std::make_shared<NcclRegistration>(nccl_, memory);
+  request.task = std::make_shared<NcclRegistration>(nccl_, std::move(memories));
   {
     const Unlocked unlocked;
     const std::lock_guard issuing(nccl_->issuing());
     nccl_->add_ungated();
   }
-  nb::object work = adopt({"empty", nb::none(), false, seconds}, std::make_shared<Issued>(), [&] {
+  nb::object work = adopt({op_name(op), nb::none(), false, seconds}, std::make_shared<Issued>(), [&] {
     PythonRuntime language(engine_->rank_threads());
     return group_->start(std::move(request), seconds, language);
   });
   nb::cast<Work&>(work).wait_as_blocking();
-  return nb::cast(memory);
 }
 
 nb::object PythonGroup::open_backend(nb::object start, double seconds) {

@@ -61,6 +61,16 @@ nb::dict interface_of(const NcclMemory& memory) {
 
 }  // namespace
 
+// The functions of an allocator, as torch.cuda.memory.CUDAPluggableAllocator finds them by name in this library. The
+// memory can be used on every stream at once, and is freed when what uses it has ended.
+extern "C" __attribute__((visibility("default"))) void* procgroup_allocate(size_t bytes, int device, void* /*stream*/) {
+  return allocate_lent(bytes, device);
+}
+extern "C" __attribute__((visibility("default"))) void procgroup_free(void* memory, size_t /*bytes*/, int /*device*/,
+                                                                      void* /*stream*/) {
+  free_lent(memory);
+}
+
 void bind_nccl(nb::module_& module) {
   module.def("count_gpus", [] { return CudaDriver::get().count(); });
   module.def("staged_bytes", [](int number) { return staged_bytes(Gpu::get(number)); }, "gpu"_a);

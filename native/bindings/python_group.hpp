@@ -95,6 +95,11 @@ class PythonGroup {
   nb::object barrier(bool async_op, double seconds);
   // Memory on a GPU for an array of so many bytes, in a window of all ranks, which call it, too: see procgroup.empty.
   nb::object empty(size_t bytes, int device, double seconds);
+  // Register memory that procgroup_allocate has given, by the addresses at which it begins, in windows of all ranks,
+  // which call it, too: see ProcessGroup.register_mem_pool. Memory that is registered stays so.
+  nb::object register_mem_pool(nb::handle addresses, double seconds);
+  // From now on procgroup_allocate can be called.
+  void lend_memory() const { lend_memory_of(loaded_nccl("mem_allocator").library()); }
   // Return when group rank `first`, and every other rank, has called it, too: see procgroup.rank_first.
   nb::object rank_first(int first, double seconds);
   // This rank, which is the first one, does not call it, because of an error: that ends the group.
@@ -152,6 +157,10 @@ class PythonGroup {
   // `can_be_captured`.
   ArrayStreams take_device_arrays(Issued& issued, const char* op, bool can_be_captured) const;
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
+  // Raise ArgumentError where the group has no NCCL, or uses another GPU.
+  NcclBackend& loaded_nccl(const char* op) const;
+  void require_gpu(const char* op, const std::string& what, int device) const;
+  void register_memories(OpKind op, std::vector<std::shared_ptr<NcclMemory>> memories, double seconds);
   // MPI need not move what the engine's announcements carry in any case.
   bool needs_backend(const Request& request) const {
     return has_backend() && !(mpi_ && group_->is_announced_whole(request.descriptor));
@@ -182,6 +191,7 @@ class PythonGroup {
   struct Shared {
     std::atomic<double> seconds{0};
     std::atomic<bool> lets_compiled_pass{true};
+    std::vector<std::weak_ptr<NcclMemory>> registered;  // of pools; with the interpreter's lock
   };
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   bool only_checks_ = false;

@@ -47,6 +47,7 @@ void NcclCommunicator::run(int size, int rank, const NcclId& id, std::string& co
     const OnGpu on_gpu(gpu_);
     library_->ncclCommDestroy(handle_);
   }
+  let_go();
   const std::lock_guard lock(mutex_);
   state_ = State::kEnded;
   changed_.notify_all();
@@ -111,6 +112,12 @@ void NcclCommunicator::keep(std::shared_ptr<const void> kept) {
   kept_.push_back(std::move(kept));
 }
 
+void NcclCommunicator::let_go() {
+  std::vector<std::shared_ptr<const void>> kept;  // let go of without the mutex
+  const std::lock_guard lock(mutex_);
+  kept.swap(kept_);
+}
+
 void NcclCommunicator::abort(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators,
                              std::function<void()> begin) {
   std::vector<std::shared_ptr<NcclCommunicator>> told;
@@ -138,6 +145,7 @@ void NcclCommunicator::abort(const std::vector<std::shared_ptr<NcclCommunicator>
       if (!left) return;  // a thread is still there: these communicators are never freed
     }
     nccl.ncclGroupEnd();
+    for (const std::shared_ptr<NcclCommunicator>& one : told) one->let_go();
   }).detach();
 }
 

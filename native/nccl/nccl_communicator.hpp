@@ -73,6 +73,7 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   NcclHandle usable_handle();
   void run(int size, int rank, const NcclId& id, std::string& config);
   void make(int size, int rank, const NcclId& id, std::string& config);
+  void let_go();
 
   const std::shared_ptr<const NcclLibrary> library_;
   Gpu& gpu_;

@@ -1,5 +1,8 @@
 #include "nccl/nccl_memory.hpp"
 
+#include <algorithm>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <utility>
 
@@ -10,6 +13,17 @@ namespace procgroup {
 namespace {
 
 constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
+
+struct Lent {
+  std::mutex mutex;  // guards what follows
+  std::shared_ptr<const NcclLibrary> library;
+  uint64_t allocated = 0;
+  std::map<CudaAddress, std::pair<uint64_t, std::shared_ptr<NcclMemory>>> memories;  // with their numbers
+};
+Lent& lent() {
+  static auto* const lent = new Lent;  // never destroyed: other libraries free memory while the process ends
+  return *lent;
+}
 
 }  // namespace
 
@@ -32,6 +46,41 @@ NcclMemory::~NcclMemory() {
   }).detach();
 }
 
+void lend_memory_of(std::shared_ptr<const NcclLibrary> library) {
+  const std::lock_guard lock(lent().mutex);
+  lent().library = std::move(library);
+}
+
+void* allocate_lent(size_t bytes, int device) try {
+  const std::lock_guard lock(lent().mutex);
+  const auto memory = std::make_shared<NcclMemory>(lent().library, Gpu::get(device), bytes);
+  lent().memories[memory->address()] = {lent().allocated++, memory};
+  return reinterpret_cast<void*>(memory->address());
+} catch (const std::exception&) {
+  return nullptr;
+}
+
+void free_lent(void* memory) {
+  const std::lock_guard lock(lent().mutex);
+  lent().memories.erase(reinterpret_cast<CudaAddress>(memory));
+}
+
+std::vector<std::shared_ptr<NcclMemory>> lent_at(const std::vector<CudaAddress>& addresses) {
+  const std::lock_guard lock(lent().mutex);
+  std::map<uint64_t, std::shared_ptr<NcclMemory>> in_order;
+  for (const CudaAddress address : addresses) {
+    const auto found = lent().memories.find(address);
+    if (found == lent().memories.end())
+      throw std::invalid_argument(
+          "it has memory that NCCL has not allocated. Make it with "
+          "torch.cuda.MemPool(group.mem_allocator)");
+    in_order.insert(found->second);
+  }
+  std::vector<std::shared_ptr<NcclMemory>> memories;
+  for (const auto& [number, memory] : in_order) memories.push_back(memory);
+  return memories;
+}
+
 Task::State NcclRegistration::test(std::vector<int>& awaited) {
   awaited.clear();
   if (has_ended_.load(std::memory_order_acquire)) {
@@ -51,15 +100,18 @@ void NcclRegistration::run() {
     const NcclLibrary& nccl = *backend_->library();
     const OnGpu on_gpu(backend_->gpu());
     void* window = nullptr;
-    communicator_->keep(memory_);  // also where an abort ends the registration
-    void* const memory = reinterpret_cast<void*>(memory_->address());
-    if (nccl.ncclCommWindowRegister != nullptr && backend_->size() > 1)
-      communicator_->call(false, [&](NcclHandle handle) {
-        return nccl.ncclCommWindowRegister(handle, memory, memory_->registered_bytes(), &window, kSymmetric);
-      });
+    for (const std::shared_ptr<NcclMemory>& one : memories_) {
+      communicator_->keep(one);  // also where an abort ends the registration
+      void* const memory = reinterpret_cast<void*>(one->address());
+      if (nccl.ncclCommWindowRegister != nullptr && backend_->size() > 1)
+        communicator_->call(false, [&](NcclHandle handle) {
+          return nccl.ncclCommWindowRegister(handle, memory, one->registered_bytes(), &window, kSymmetric);
+        });
+    }
   } catch (const std::runtime_error& error) {
     error_ = error.what();
   }
+  memories_.clear();
   backend_->remove_ungated();
   has_ended_.store(true, std::memory_order_release);
 }

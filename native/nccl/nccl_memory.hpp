@@ -8,6 +8,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "nccl/nccl_backend.hpp"
 
@@ -23,6 +24,7 @@ class NcclMemory {
 
   CudaAddress address() const { return reinterpret_cast<CudaAddress>(memory_); }
   size_t bytes() const { return bytes_; }
+  int device() const { return gpu_.number(); }
   size_t registered_bytes() const { return (bytes_ + kUnit - 1) / kUnit * kUnit; }
 
  private:
@@ -35,11 +37,20 @@ class NcclMemory {
   void* memory_ = nullptr;
 };
 
-// Registers a memory, of one size on all ranks, in a window of the communicator of collectives.
+// Memory that is lent to the allocator of another library, as torch.cuda.MemPool: found by its address until it is
+// freed. From any thread.
+void lend_memory_of(std::shared_ptr<const NcclLibrary> library);  // before the next
+void* allocate_lent(size_t bytes, int device);                    // null where there is none
+void free_lent(void* memory);
+// In the order in which they were allocated: that of the other ranks. Throws std::invalid_argument for an address at
+// which no such memory begins.
+std::vector<std::shared_ptr<NcclMemory>> lent_at(const std::vector<CudaAddress>& addresses);
+
+// Registers memories, of the same sizes on all ranks, in windows of the communicator of collectives.
 class NcclRegistration final : public Task, public std::enable_shared_from_this<NcclRegistration> {
  public:
-  NcclRegistration(std::shared_ptr<NcclBackend> backend, std::shared_ptr<NcclMemory> memory)
-      : backend_(std::move(backend)), memory_(std::move(memory)) {}
+  NcclRegistration(std::shared_ptr<NcclBackend> backend, std::vector<std::shared_ptr<NcclMemory>> memories)
+      : backend_(std::move(backend)), memories_(std::move(memories)) {}
 
   void start(int /*root*/, uint64_t /*number*/) override {}
   State test(std::vector<int>& awaited) override;
@@ -48,8 +59,8 @@ class NcclRegistration final : public Task, public std::enable_shared_from_this<
   void run();
 
   const std::shared_ptr<NcclBackend> backend_;
-  const std::shared_ptr<NcclMemory> memory_;
-  std::shared_ptr<NcclCommunicator> communicator_;  // once the communicator's thread is to register the memory
+  std::vector<std::shared_ptr<NcclMemory>> memories_;  // until the communicator keeps them
+  std::shared_ptr<NcclCommunicator> communicator_;     // once the communicator's thread is to register the memories
   std::atomic<bool> has_ended_{false};
   std::string error_;  // then
 };

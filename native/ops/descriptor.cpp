@@ -44,15 +44,15 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
   std::string text = op_name(op);
   const OperationRow& row = row_of(op);
   if (op == OpKind::kRankFirst) return text + "(" + rank_name(root, global_ranks) + ")";
-  if (op == OpKind::kEmpty) return text + " of " + std::to_string(count) + " bytes on a GPU";
+  // The last digits of a hash of sizes tell apart those that come to the same.
+  const std::string sizes = ", sizes #" + std::to_string(splits % 1'000'000);
+  if (op == OpKind::kEmpty || op == OpKind::kRegisterMemPool)
+    return text + " of " + std::to_string(count) + " bytes on a GPU" + (splits != 0 ? sizes : "");
   if (row.input == Arrays::kNone && row.output == Arrays::kNone) return external ? text + " to open a backend" : text;
   if (reduces(op)) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
   text += row.sizes == Sizes::kPerPair ? " of " : " of " + std::to_string(count) + " ";
   text += dtype_name(dtype);
-  // The last digits of the hash tell sizes apart that come to the same.
-  if (splits != 0)
-    text += (row.sizes == Sizes::kEqual ? " in several arrays, sizes #" : " in unequal blocks, sizes #") +
-            std::to_string(splits % 1'000'000);
+  if (splits != 0) text += (row.sizes == Sizes::kEqual ? " in several arrays" : " in unequal blocks") + sizes;
   const bool comes = row.givers == Ranks::kRoot || row.givers == Ranks::kNone;
   if (on_device)
     text += " on a GPU";

@@ -17,6 +17,7 @@ enum class OpKind : uint8_t {
   kBarrier,
   kRankFirst,
   kEmpty,
+  kRegisterMemPool,
   kBroadcast,
   kReduce,
   kAllReduce,
@@ -30,7 +31,7 @@ enum class OpKind : uint8_t {
   kSend,
   kRecv,
 };
-inline constexpr size_t kOperations = 15;
+inline constexpr size_t kOperations = 16;
 // In the records of a rank's calls, and in its waits: the rank makes a group together with its members.
 inline constexpr auto kMakesGroup = static_cast<OpKind>(kOperations);
 
@@ -70,6 +71,7 @@ inline constexpr std::array<OperationRow, kOperations> kOperationTable = {{
     {"barrier"},
     {.name = "rank_first", .is_listed = false},
     {.name = "empty", .is_listed = false},  // of an array on a GPU
+    {.name = "register_mem_pool", .is_listed = false},
     {"broadcast", Ranks::kRoot, Ranks::kAllButRoot, Arrays::kOne, Arrays::kOne},
     {"reduce", Ranks::kAll, Ranks::kRoot, Arrays::kOne, Arrays::kOne, kReduces},
     {"all_reduce", Ranks::kAll, Ranks::kAll, Arrays::kOne, Arrays::kOne, kReduces},

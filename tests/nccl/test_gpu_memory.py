@@ -172,3 +172,139 @@ def test_what_cannot_be_made_is_refused_before_the_other_ranks_are_asked() -> No
     for rank, texts in enumerate(run(refuse, 2, environment=GPUS)):
         assert f"`device` is GPU {rank + 2}, but this group uses GPU {rank}" in texts[0]
         assert "number of a GPU" in texts[1] and "torch, cupy" in texts[2] and '"nccl"' in texts[3]
+
+
+class Pool:
+    """The part of ``torch.cuda.MemPool`` that procgroup uses, whose allocator is called as torch calls it.
+
+    Addresses do not grow in the order of the allocations on all ranks.
+    """
+
+    def __init__(self, rank: int, nbytes: tuple[int, ...]) -> None:
+        path, allocate, free = dist.group.WORLD.mem_allocator
+        library = ctypes.CDLL(path)
+        size, integer, pointer = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+        allocate = ctypes.CFUNCTYPE(pointer, size, integer, pointer)((allocate, library))
+        self._free = ctypes.CFUNCTYPE(None, pointer, size, integer, pointer)((free, library))
+        self.segments = [(allocate(one, rank, None), one) for one in nbytes]
+        self._rank = rank
+
+    def snapshot(self) -> list[dict[str, int]]:
+        found = [{"address": address, "total_size": size} for address, size in self.segments]
+        return found[::-1] if self._rank % 2 else found
+
+    def array(self, place: int) -> WindowArray:
+        address, nbytes = self.segments[place]
+        interface = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False)}
+        return WindowArray(SimpleNamespace(__cuda_array_interface__=interface)).view(np.dtype("float32"))
+
+    def free(self) -> None:
+        for address, nbytes in self.segments:
+            self._free(address, nbytes, self._rank, None)
+
+
+def begin_with_torch(rank: int, **options: Any) -> Any:
+    """``begin``, with a torch that has CUDA, whose allocator is the arguments of its class."""
+    nccl = begin(rank, **options)
+
+    def allocator(*arguments: str) -> SimpleNamespace:
+        return SimpleNamespace(allocator=lambda: arguments)
+
+    memory = SimpleNamespace(CUDAPluggableAllocator=allocator)
+    cuda = SimpleNamespace(is_built=lambda: True)
+    sys.modules["torch"] = SimpleNamespace(  # type: ignore[assignment]
+        backends=SimpleNamespace(cuda=cuda), cuda=SimpleNamespace(memory=memory)
+    )
+    return nccl
+
+
+def reduce_in_a_pool(rank: int, size: int) -> list[int]:
+    nccl = begin_with_torch(rank)
+    pool = Pool(rank, (4096, 8192))
+    for place in (0, 1):
+        array = pool.array(place)
+        array[...] = rank + place
+        dist.all_reduce(array)
+        assert set(array.get().tolist()) == {size * (size - 1) / 2 + size * place}
+    counts = [nccl.stand_in_windowed_operations()]
+    for _ in range(2):  # the second time there is nothing new
+        dist.group.WORLD.register_mem_pool(pool)
+    for place in (0, 1):
+        dist.all_reduce(pool.array(place))
+    pool.array(1).get()
+    counts.append(nccl.stand_in_windowed_operations())
+    pool.free()
+    dist.barrier()
+    counts.append(nccl.stand_in_memories())
+    dist.destroy_process_group()
+    wait_until(lambda: nccl.stand_in_memories() == 0)
+    return counts
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_memory_of_a_registered_pool_is_read_in_place_and_freed_after_its_group(size: int) -> None:
+    windowed = 2 if size > 1 else 0
+    assert run(reduce_in_a_pool, size, environment=GPUS) == [[0, windowed, 2]] * size
+
+
+def register_other_sizes(rank: int, size: int) -> str:
+    begin_with_torch(rank)
+    with pytest.raises(CollectiveMismatch) as raised:
+        dist.group.WORLD.register_mem_pool(Pool(rank, (4096, 8192) if rank else (8192, 4096)))
+    return str(raised.value)
+
+
+def test_pools_of_other_sizes_are_refused_on_all_ranks() -> None:
+    for text in run(register_other_sizes, 2, environment=GPUS):
+        assert text.count("register_mem_pool of 12288 bytes on a GPU") == 2 and "sizes #" in text
+
+
+def refuse_pools(rank: int, size: int) -> list[str]:
+    nccl = begin_with_torch(rank, device_id=rank)
+    world = dist.group.WORLD
+    first = Pool(rank, (4096, 8192))
+    assert [address is None for address, _ in first.segments] == [True, False]  # the first is more than there is
+    first.segments.pop(0)
+    texts = []
+    other: Any = dist.new_group(backend="gloo")
+    foreign = SimpleNamespace(snapshot=lambda: [{"address": 4096}])
+    elsewhere = Pool((rank + 2) % 4, (4096,))
+    for call in (
+        lambda: world.register_mem_pool(foreign),
+        lambda: world.register_mem_pool(elsewhere),
+        lambda: other.register_mem_pool(first),
+        lambda: other.mem_allocator,
+    ):
+        with pytest.raises(ArgumentError) as raised:
+            call()
+        texts.append(str(raised.value))
+    world.register_mem_pool(first)
+    first.free()
+    elsewhere.free()
+    dist.destroy_process_group()
+    wait_until(lambda: nccl.stand_in_memories() == 0)
+    return texts
+
+
+def test_what_is_no_pool_of_the_group_is_refused_before_the_other_ranks_are_asked() -> None:
+    failing = {"PROCGROUP_STAND_IN_NCCL_FAIL": "memalloc:1:cuda"}
+    for rank, texts in enumerate(run(refuse_pools, 2, environment={**GPUS, **failing})):
+        assert "memory that NCCL has not allocated" in texts[0] and "group.mem_allocator" in texts[0]
+        assert f"`pool` has memory of GPU {rank + 2}, but this group uses GPU {rank}" in texts[1]
+        assert all('no backend "nccl"' in text for text in texts[2:])
+
+
+def ask_for_allocator(rank: int, size: int) -> str:
+    begin(rank)
+    with pytest.raises(ArgumentError) as raised:
+        _ = dist.group.WORLD.mem_allocator
+    dist.destroy_process_group()
+    return str(raised.value)
+
+
+def test_a_torch_without_cuda_has_no_pools() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.backends.cuda.is_built():
+        pytest.skip("this torch has CUDA")
+    (text,) = run(ask_for_allocator, 1, environment=GPUS)
+    assert "built without CUDA" in text

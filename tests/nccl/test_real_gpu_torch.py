@@ -123,6 +123,28 @@ def test_staged_calls_keep_the_order_of_the_streams() -> None:
     run(use_streams, 2, timeout=80)
 
 
+def reduce_in_a_pool(rank: int, size: int) -> None:
+    import torch
+
+    torch.cuda.set_device(0)
+    procgroup.init_process_group("nccl", timeout=40)
+    group: Any = procgroup.group.WORLD
+    pool = torch.cuda.MemPool(group.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = torch.full((LARGE,), rank + 1.0, device="cuda")
+    group.register_mem_pool(pool)
+    procgroup.all_reduce(tensor)
+    assert (tensor == size * (size + 1) / 2).all()
+    del tensor, pool
+    procgroup.destroy_process_group()
+
+
+@on_cuda
+@pytest.mark.parametrize("size", [1, 2])
+def test_nccl_reduces_memory_of_a_registered_pool(size: int) -> None:
+    run(reduce_in_a_pool, size, timeout=80, environment={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+
+
 # --- training ---
 
 

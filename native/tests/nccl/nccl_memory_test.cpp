@@ -28,7 +28,7 @@ std::shared_ptr<NcclMemory> allocate(const NcclRank& mine) {
 IssuedCall register_memory(const NcclRank& mine, std::shared_ptr<NcclMemory> memory, double seconds = kLong) {
   Request request;
   request.descriptor = {.op = OpKind::kEmpty, .external = true, .on_device = true, .count = memory->bytes()};
-  request.task = std::make_shared<NcclRegistration>(mine.backend, std::move(memory));
+  request.task = std::make_shared<NcclRegistration>(mine.backend, std::vector{std::move(memory)});
   {
     const std::lock_guard issuing(mine.backend->issuing());
     mine.backend->add_ungated();

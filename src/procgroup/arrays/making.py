@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from procgroup.arrays.array_view import DTYPES, numpy_dtype
+from procgroup.errors import ArgumentError
 
 LIBRARIES = ("numpy", "torch")
 """The libraries whose arrays can be made in given memory, and be written."""
@@ -63,6 +65,18 @@ def on_gpu(memory: Any, device: int, shape: tuple[int, ...], dtype: str, library
         return torch.as_tensor(memory, device=f"cuda:{device}")[:nbytes].view(getattr(torch, dtype)).reshape(shape)
     cupy = importlib.import_module("cupy")
     return cupy.asarray(memory)[:nbytes].view(numpy_dtype(dtype)).reshape(shape)
+
+
+@functools.cache
+def torch_allocator() -> Any:
+    """Return torch's form of the allocator that the native module exports. A pool needs it for as long as it lives."""
+    from procgroup import _native
+
+    torch = importlib.import_module("torch")
+    if not torch.backends.cuda.is_built():
+        raise ArgumentError(f"mem_allocator: torch {torch.__version__} is built without CUDA; expected one with it.")
+    names = "procgroup_allocate", "procgroup_free"
+    return torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, *names).allocator()
 
 
 def over(memory: Any, shape: tuple[int, ...], dtype: str, library: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from procgroup import exit_reason
+from procgroup.arrays import making
 from procgroup.errors import GroupBroken
 from procgroup.groups import checks
 from procgroup.groups.collectives import Collectives, Issued, Limit, No, Yes
@@ -94,6 +95,25 @@ class GroupCalls(Collectives):
     def allocate_on_gpu(self, nbytes: int, device: int, timeout: Limit = None) -> Any:
         """Return memory with the CUDA array interface for an array of all ranks: see procgroup.empty."""
         return self.calls.empty(nbytes, device, timeout)
+
+    @property
+    def mem_allocator(self) -> Any:
+        """The allocator of NCCL's memory for ``torch.cuda.MemPool``; see ``register_mem_pool``.
+
+        Raises ArgumentError for a group without the backend "nccl", and where torch is built without CUDA.
+        """
+        self.calls.lend_memory()
+        return making.torch_allocator()
+
+    def register_mem_pool(self, pool: Any, timeout: Limit = None) -> None:
+        """Let NCCL read and write the memory of a ``torch.cuda.MemPool`` in place, in the calls of this group.
+
+        The pool is made with ``mem_allocator``. All ranks call it in the same order, when their pools have memory of
+        the same sizes; what was allocated later needs another call. The memory is freed after the group, at the
+        earliest. Raises CollectiveMismatch for other sizes, and ArgumentError for memory of another allocator, or on
+        another GPU than that of the group's other calls.
+        """
+        self.calls.register_mem_pool([segment["address"] for segment in pool.snapshot()], timeout)
 
     def rank_first(self, first: int, timeout: Limit = None) -> None:
         """Return when group rank ``first`` and every other rank have called it, too: see procgroup.rank_first."""
