@@ -103,17 +103,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = set(left_out)
         items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=left_out)
+    items.sort(key=lambda item: tiers.place(_file(item)))
     torch_is_missing = importlib.util.find_spec("torch") is None
     for item in items:
         if torch_is_missing and item.get_closest_marker("torch"):
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
 
 
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0].removeprefix("tests/")
+
+
 def _first_tier(item: pytest.Item) -> str:
-    path = item.nodeid.partition("::")[0].removeprefix("tests/")
     parameters = getattr(getattr(item, "callspec", None), "id", "")
     name = getattr(item, "originalname", item.name)
-    return tiers.begins_with(path, name, parameters, item.get_closest_marker("slow") is not None)
+    return tiers.begins_with(_file(item), name, parameters, item.get_closest_marker("slow") is not None)
 
 
 @pytest.fixture(scope="session")

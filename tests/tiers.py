@@ -30,6 +30,26 @@ AT_LENGTH = TIER in ("landing", "all")
 TESTS = Path(__file__).resolve().parent
 LANDING: dict[str, dict[str, list[str]]] = tomllib.loads((TESTS / "landing.toml").read_text())
 
+LONGEST = (
+    "soak/test_soak.py",
+    "documentation/test_documentation.py",
+    "examples/test_examples.py",
+    "torch_plugin/test_registration.py",
+    "launch/several_nodes/test_several_hosts.py",
+    "launch/options/test_torchrun_s_commands.py",
+    "rendezvous/test_torchrun.py",
+    "collectives/test_collectives.py",
+    "nccl/test_nccl_collectives.py",
+    "parity/test_parity.py",
+    "parity/test_torch_suite.py",
+    "functional/test_jax.py",
+    "mpi/test_mpi_collectives.py",
+    "launch/options/test_submit.py",
+    "parallel/test_distributed_data_parallel_lost_ranks.py",
+    "parity/test_torch_programs.py",
+)
+"""The files below tests/ that take a minute or more in "landing". They begin first."""
+
 
 def begins_with(file: str, test: str, parameters: str, is_slow: bool) -> str:
     """Return the first tier that has a test; ``file`` is its path below tests/, ``parameters`` the id of their set."""
@@ -40,6 +60,11 @@ def begins_with(file: str, test: str, parameters: str, is_slow: bool) -> str:
     if kept is None and (transport := re.search(r"(?:^|-)(shm|tcp|spanning)(?:$|-)", parameters)):
         return "test" if transport[1] in table.get("*", transport[1]) else "landing"
     return "test" if kept is None or any(part in parameters for part in kept) else "landing"
+
+
+def place(file: str) -> int:
+    """Return where a file below tests/ stands in the order in which files begin."""
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 
 
 def is_run(first: str) -> bool:

@@ -40,6 +40,12 @@ def test_the_tests_of_an_area_are_there(area: str) -> None:
     assert all((ROOT / path.partition("::")[0]).exists() for path in areas.paths(area))
 
 
+def test_the_files_that_take_longest_are_there_and_begin_first() -> None:
+    assert all((tiers.TESTS / file).is_file() for file in tiers.LONGEST)
+    first, second = tiers.LONGEST[:2]
+    assert sorted(["api/test_ranks.py", second, first], key=tiers.place) == [first, second, "api/test_ranks.py"]
+
+
 def test_an_unknown_area_is_answered_with_the_known_ones() -> None:
     done = world.run_command([sys.executable, str(ROOT / "tests" / "areas.py"), "store_s"])
     assert done.returncode == 1 and "'store_s' is not an area; the areas are: api, arrays" in done.stderr

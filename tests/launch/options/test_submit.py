@@ -195,6 +195,7 @@ def run_with_ray(directory: Path, *arguments: str) -> subprocess.CompletedProces
         return world.run_command([*command, *program], directory=directory, environment=environment, timeout=100)
 
 
+@pytest.mark.slow
 def test_a_ray_job_starts_four_ranks(directory: Path) -> None:
     done = run_with_ray(directory, "a b")
     assert done.returncode == 0, done.stderr
