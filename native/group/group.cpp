@@ -561,6 +561,7 @@ OperationFailed Group::reported(Failure failure, const Descriptor& call) {
   if (std::optional<OperationFailed> unreported = std::exchange(unreported_, std::nullopt))
     return *std::move(unreported);
   const bool is_of_earlier = earlier && !was_reported;
+  failure.wrote = failure.wrote || is_of_earlier;  // whose work on the device may have begun
   return {std::move(failure), is_of_earlier ? *earlier : call};
 }
 

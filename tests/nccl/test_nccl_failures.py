@@ -500,6 +500,32 @@ def test_a_group_without_the_lost_rank_goes_on() -> None:
         expect_quiet(outcomes[rank])
 
 
+def fail_behind_work_on_the_gpu(rank: int, size: int, ended: Path) -> SimpleNamespace | None:
+    join()
+    array = ones()
+    dist.all_reduce(array)
+    dist.barrier()
+    dist.all_reduce(array)
+    if rank == ABSENT:
+        wait_until(lambda: len(list(ended.iterdir())) == len(SURVIVORS))
+        return None
+    seen = error_of(lambda: dist.all_reduce(np.ones(4), timeout=LIMIT if rank == SURVIVORS[0] else None))
+    dist.destroy_process_group()
+    (ended / str(rank)).touch()
+    return seen
+
+
+def test_the_error_of_a_call_whose_work_goes_on_never_says_that_its_array_is_intact(tmp_path: Path) -> None:
+    """The failure is that of a later call, which has written nothing."""
+    outcomes = attempt(
+        fail_behind_work_on_the_gpu, SIZE, args=(tmp_path,), environments=failing(ABSENT, "allreduce:2:hang")
+    )
+    assert outcomes[SURVIVORS[0]].value.kind == "CollectiveTimeout", outcomes
+    seen = outcomes[SURVIVORS[1]].value
+    assert seen.kind == "PeerFailed" and seen.text.startswith("all_reduce #"), seen
+    assert "No array was changed" not in seen.text, seen
+
+
 def be_interrupted(rank: int, size: int, ended: Path) -> SimpleNamespace | None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     join()
