@@ -53,6 +53,7 @@ void lend_memory_of(std::shared_ptr<const NcclLibrary> library) {
 
 void* allocate_lent(size_t bytes, int device) try {
   const std::lock_guard lock(lent().mutex);
+  if (lent().library == nullptr) return nullptr;
   const auto memory = std::make_shared<NcclMemory>(lent().library, Gpu::get(device), bytes);
   lent().memories[memory->address()] = {lent().allocated++, memory};
   return reinterpret_cast<void*>(memory->address());

@@ -39,11 +39,14 @@ class NcclMemory {
 
 // Memory that is lent to the allocator of another library, as torch.cuda.MemPool: found by its address until it is
 // freed. From any thread.
-void lend_memory_of(std::shared_ptr<const NcclLibrary> library);  // before the next
-void* allocate_lent(size_t bytes, int device);                    // null where there is none
+//
+// From now on memory comes from this library.
+void lend_memory_of(std::shared_ptr<const NcclLibrary> library);
+// Return null before that, and where the GPU has no memory left.
+void* allocate_lent(size_t bytes, int device);
 void free_lent(void* memory);
-// In the order in which they were allocated: that of the other ranks. Throws std::invalid_argument for an address at
-// which no such memory begins.
+// Return the memories at these addresses in the order of their allocation, which is the same on all ranks. Throws
+// std::invalid_argument for an address at which no such memory begins.
 std::vector<std::shared_ptr<NcclMemory>> lent_at(const std::vector<CudaAddress>& addresses);
 
 // Registers memories, of the same sizes on all ranks, in windows of the communicator of collectives.

@@ -294,6 +294,12 @@ def test_what_is_no_pool_of_the_group_is_refused_before_the_other_ranks_are_aske
         assert all('no backend "nccl"' in text for text in texts[2:])
 
 
+def test_there_is_no_memory_before_a_group_has_lent_it() -> None:
+    allocate = ctypes.CDLL(_native.__file__).procgroup_allocate
+    allocate.restype = ctypes.c_void_p
+    assert allocate(ctypes.c_size_t(4096), 0, None) is None
+
+
 def ask_for_allocator(rank: int, size: int) -> str:
     begin(rank)
     with pytest.raises(ArgumentError) as raised:
