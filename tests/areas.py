@@ -25,7 +25,7 @@ AREAS = {
     "rendezvous": ["rendezvous"],
     "stores": ["stores"],
     "testing": ["testing"],
-    "torch_plugin": ["torch_plugin"],
+    "torch_plugin": ["torch_plugin", "torch_gpus"],
     # Packages of native, of which Python sees something.
     "bindings": ["native", "api", "arrays", "groups"],
     "collectives": ["collectives"],

@@ -77,6 +77,9 @@ _server.set_forkserver_preload(["world", "preloaded"])
 # Ranks that are forked from a process with torch start later, and end later: only those that use it are.
 _torch_server = forkserver.ForkServer()
 _torch_server.set_forkserver_preload(["world", "preloaded", "preloaded_torch"])
+_torch_gpus_server = forkserver.ForkServer()
+_torch_gpus_server.set_forkserver_preload(["world", "preloaded", "preloaded_torch_gpus"])
+_SERVERS: dict[bool | str, Any] = {True: _torch_server, "gpus": _torch_gpus_server}
 
 
 @dataclass
@@ -252,12 +255,12 @@ def start(
     args: Sequence[Any] = (),
     environment: Mapping[str, str] | None = None,
     environments: Sequence[Mapping[str, str]] | None = None,
-    torch: bool = False,
+    torch: bool | str = False,
 ) -> World:
     """Start ``function(rank, size, *args)`` on ``size`` ranks; ``environments`` adds variables rank by rank.
 
     WORLD_NAMESPACE among them is the network namespace in which a rank runs. With ``torch`` the ranks have imported it
-    already.
+    already; with "gpus" its device "cuda" is that of torch_gpus/stand_in_torch.py.
     """
     if "<locals>" in function.__qualname__:
         raise TypeError(f"{function.__qualname__} must stand at the top of its module, so that a process can find it")
@@ -270,7 +273,7 @@ def start(
         where = (inspect.getfile(function), function.__qualname__)
         process = _server.Process(target=_be_rank, args=(str(directory), rank, size, where, tuple(args), variables))
         (directory / f"{rank}.output").touch()
-        with _forked_from(_torch_server if torch else forkserver._forkserver):
+        with _forked_from(_SERVERS.get(torch, forkserver._forkserver)):
             process.start()
         processes.append(process)
     return World(directory, processes, text_of(function, size, args, environment))
@@ -304,7 +307,7 @@ def run(
     timeout: float = DEFAULT_TIMEOUT,
     environment: Mapping[str, str] | None = None,
     environments: Sequence[Mapping[str, str]] | None = None,
-    torch: bool = False,
+    torch: bool | str = False,
 ) -> list[Any]:
     """Run ``function(rank, size, *args)`` on ``size`` ranks and return what each returned; raise WorldFailed."""
     outcomes = attempt(
@@ -323,7 +326,7 @@ def attempt(
     timeout: float = DEFAULT_TIMEOUT,
     environment: Mapping[str, str] | None = None,
     environments: Sequence[Mapping[str, str]] | None = None,
-    torch: bool = False,
+    torch: bool | str = False,
 ) -> list[Outcome]:
     """Run as `run` does, but return the outcomes, also of ranks that failed."""
     with start(function, size, args=args, environment=environment, environments=environments, torch=torch) as world:

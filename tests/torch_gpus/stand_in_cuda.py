@@ -1,0 +1,117 @@
+"""What stands in for torch.cuda, by torch's registries; imported when torch_device.cpp has been loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+_CUDA = 1  # c10::DeviceType
+
+
+class Stream(torch.Stream):
+    def __new__(cls, device: Any = None, priority: int = 0, **handles: Any) -> Any:
+        if "stream_id" in handles:
+            return super().__new__(cls, **handles)
+        return super().__new__(cls, device=torch.device("cuda", _index_of(device)), priority=priority)
+
+    @property
+    def cuda_stream(self) -> int:
+        return int(self.stream_id)
+
+
+class ExternalStream(Stream):
+    def __new__(cls, stream_ptr: int, device: Any = None, **_: Any) -> Any:
+        return _stream_of(stream_ptr, _index_of(device), cls)
+
+
+class Event(torch.Event):
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, **_: Any) -> Any:
+        return super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
+
+    def record(self, stream: Any = None) -> None:
+        super().record(stream or current_stream())
+
+    def wait(self, stream: Any = None) -> None:
+        (stream or current_stream()).wait_event(self)
+
+
+def _stream_of(handle: int, index: int, kind: type[Stream] = Stream) -> Any:
+    return torch.Stream.__new__(kind, stream_id=handle, device_index=index, device_type=_CUDA)
+
+
+def _index_of(device: Any) -> int:
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    return current_device() if index < 0 else int(index)
+
+
+def current_device() -> int:
+    return int(torch._C._accelerator_getDeviceIndex())
+
+
+def set_device(device: Any) -> None:
+    index = torch.cuda._utils._get_device_index(device)
+    if index >= 0:
+        torch._C._accelerator_setDeviceIndex(index)
+
+
+def current_stream(device: Any = None) -> Any:
+    index = _index_of(device)
+    return _stream_of(torch._C._accelerator_getStream(index).stream_id, index)
+
+
+def default_stream(device: Any = None) -> Any:
+    return _stream_of(0, _index_of(device))
+
+
+def set_stream(stream: Any) -> None:
+    if stream is not None:
+        torch._C._accelerator_setStream(stream)
+
+
+def synchronize(device: Any = None) -> None:
+    torch.accelerator.synchronize(_index_of(device))
+
+
+@functools.cache
+def device_count() -> int:
+    count = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
+    return count.value
+
+
+def get_device_properties(device: Any = None) -> Any:
+    return SimpleNamespace(name="stand-in GPU", major=9, minor=0, total_memory=1 << 34, multi_processor_count=1)
+
+
+def install() -> None:
+    """Put all of this in the place of torch.cuda's own functions, which are of a build with CUDA."""
+    cuda = torch.cuda
+    replaced: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: False,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_initialized": True,
+        "_exchange_device": torch._C._accelerator_exchangeDevice,
+        "_maybe_exchange_device": torch._C._accelerator_maybeExchangeDevice,
+        "get_device_name": lambda device=None: "stand-in GPU",
+        "get_device_capability": lambda device=None: (9, 0),
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "empty_cache": lambda: None,
+    }
+    own = (Stream, ExternalStream, Event, current_device, set_device, current_stream, default_stream, set_stream)
+    for function in (*own, synchronize, device_count, get_device_properties):
+        replaced[function.__name__] = function
+    for name, value in replaced.items():
+        setattr(cuda, name, value)
+    for kind in (Stream, Event, ExternalStream):
+        setattr(cuda.streams, kind.__name__, kind)
+    torch.backends.cuda.is_built = lambda: True
+    torch.is_on_stand_in_gpus = True

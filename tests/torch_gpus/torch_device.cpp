@@ -1,0 +1,480 @@
+// The device "cuda" for a PyTorch that was built without CUDA, on the stand-in GPUs of tests/nccl/cuda_device.hpp.
+//
+// Vocabulary: a *stream id* is the driver's handle of a stream, 0 for the legacy default stream. A tensor's memory is
+// the driver's, which no host reads: a missing copy crashes. Kernels are those of CPUs. An operation waits until the
+// current stream is idle, copies its tensors to the host, runs there, and copies what it changed back:
+//
+//      add_(tensor)    synchronize the current stream | copy in | CPU kernel | copy out
+//
+// So an operation comes after what is queued on the current stream, and not after what is queued on others: a wait for
+// an event that is missing shows as wrong numbers. Copies and fills of contiguous memory are queued and not awaited, as
+// on a GPU. Memory is freed in the order of the stream on which it was allocated, as the caching allocator reuses it; an
+// operation of another stream that comes later is a fault ("illegal address").
+//
+// torch finds this by its registries: of guards, hooks, allocators and kernels of the dispatch key CUDA.
+#include <ATen/EmptyTensor.h>
+#include <ATen/InferSize.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_to_copy.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+using Handle = void*;
+
+extern "C" {  // of the stand-in for libcuda.so.1
+int cuInit(unsigned flags);
+int cuDeviceGetCount(int* count);
+int cuDevicePrimaryCtxRetain(Handle* context, int device);
+int cuCtxSetCurrent(Handle context);
+int cuCtxGetDevice(int* device);
+int cuCtxSynchronize();
+int cuStreamCreateWithPriority(Handle* stream, unsigned flags, int priority);
+int cuStreamSynchronize(Handle stream);
+int cuStreamQuery(Handle stream);
+int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags);
+int cuStreamIsCapturing(Handle stream, int* status);
+int cuEventCreate(Handle* event, unsigned flags);
+int cuEventDestroy(Handle event);
+int cuEventRecord(Handle event, Handle stream);
+int cuEventQuery(Handle event);
+int cuEventSynchronize(Handle event);
+int cuEventElapsedTime(float* milliseconds, Handle begin, Handle end);
+int cuMemAlloc(uintptr_t* address, size_t bytes);
+int cuMemFreeAsync(uintptr_t address, Handle stream);
+int cuMemAllocHost(uintptr_t* address, size_t bytes);
+int cuMemFreeHost(uintptr_t address);
+int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, Handle stream);
+int cuPointerGetAttribute(void* value, int attribute, uintptr_t address);
+}
+
+namespace {
+
+constexpr int kSuccess = 0, kNotReady = 600;
+constexpr unsigned kNonBlocking = 1;
+constexpr int kMemoryType = 2, kHostMemory = 1;  // of cuPointerGetAttribute
+constexpr int kMostDevices = 16;
+
+void check(int result, const char* what) {
+  TORCH_CHECK(result == kSuccess, "stand-in GPU: ", what, " gives ", result);
+}
+#define CHECKED(call) check(call, #call)
+
+c10::DeviceIndex device_count() noexcept {
+  int count = 0;
+  return cuInit(0) == kSuccess && cuDeviceGetCount(&count) == kSuccess ? static_cast<c10::DeviceIndex>(count) : 0;
+}
+
+thread_local c10::DeviceIndex current_device = 0;
+thread_local bool has_context = false;
+thread_local std::array<int64_t, kMostDevices> current_streams{};
+
+void make_current(c10::DeviceIndex device) {
+  static std::array<Handle, kMostDevices> contexts{};
+  static std::mutex mutex;
+  Handle context = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    CHECKED(cuInit(0));
+    TORCH_CHECK(device >= 0 && device < device_count(), "CUDA error: invalid device ordinal ", int{device});
+    if (contexts[device] == nullptr) CHECKED(cuDevicePrimaryCtxRetain(&contexts[device], device));
+    context = contexts[device];
+  }
+  CHECKED(cuCtxSetCurrent(context));
+  current_device = device;
+  has_context = true;
+}
+
+Handle handle_of(int64_t stream) { return reinterpret_cast<Handle>(stream); }
+
+// For the body: a device's context in this thread.
+class On {
+ public:
+  explicit On(c10::DeviceIndex device) : before_(current_device) { make_current(device); }
+  On(const On&) = delete;
+  On& operator=(const On&) = delete;
+  ~On() { make_current(before_); }
+
+ private:
+  c10::DeviceIndex before_;
+};
+
+Handle current_stream() { return handle_of(current_streams[current_device]); }
+
+c10::Stream stream_of(c10::DeviceIndex device, int64_t id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), id);
+}
+
+// --- memory ---
+
+struct Block {
+  c10::DeviceIndex device;
+  int64_t stream;
+  std::set<int64_t> used_on;  // other streams, of record_stream
+};
+std::mutex blocks_mutex;
+std::unordered_map<uintptr_t, Block>& blocks() {
+  static auto* const all = new std::unordered_map<uintptr_t, Block>;
+  return *all;
+}
+
+void let_wait(Handle stream, Handle before) {
+  Handle event = nullptr;
+  CHECKED(cuEventCreate(&event, 0));
+  CHECKED(cuEventRecord(event, before));
+  CHECKED(cuStreamWaitEvent(stream, event, 0));
+  CHECKED(cuEventDestroy(event));
+}
+
+void free_block(void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  Block block;
+  {
+    const std::lock_guard lock(blocks_mutex);
+    const auto found = blocks().find(address);
+    block = found->second;
+    blocks().erase(found);
+  }
+  const On on(block.device);
+  for (const int64_t other : block.used_on) let_wait(handle_of(block.stream), handle_of(other));
+  cuMemFreeAsync(address, handle_of(block.stream));
+}
+
+struct DeviceAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device device(c10::kCUDA, current_device);
+    if (bytes == 0) return {nullptr, nullptr, &free_block, device};
+    make_current(current_device);
+    uintptr_t address = 0;
+    CHECKED(cuMemAlloc(&address, bytes));
+    const std::lock_guard lock(blocks_mutex);
+    blocks()[address] = {current_device, current_streams[current_device], {}};
+    return {reinterpret_cast<void*>(address), reinterpret_cast<void*>(address), &free_block, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    CHECKED(cuMemcpyAsync(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes, current_stream()));
+  }
+};
+
+struct PinnedAllocator final : c10::Allocator {
+  static void free(void* data) { cuMemFreeHost(reinterpret_cast<uintptr_t>(data)); }
+  c10::DataPtr allocate(size_t bytes) override {
+    make_current(current_device);
+    uintptr_t address = 0;
+    if (bytes != 0) CHECKED(cuMemAllocHost(&address, bytes));
+    auto* const data = reinterpret_cast<void*>(address);
+    return {data, data, &free, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
+DeviceAllocator device_allocator;
+PinnedAllocator pinned_allocator;
+REGISTER_ALLOCATOR(c10::kCUDA, &device_allocator)
+
+// --- streams, events and devices ---
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device before = getDevice();
+    if (device != before) make_current(device.index());
+    return before;
+  }
+  c10::Device getDevice() const override { return {c10::kCUDA, current_device}; }
+  void setDevice(c10::Device device) const override { make_current(device.index()); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { make_current(device.index()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
+
+  c10::Stream getStream(c10::Device device) const override {
+    const c10::DeviceIndex index = device.index() < 0 ? current_device : device.index();
+    return stream_of(index, current_streams[index]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return stream_of(device.index() < 0 ? current_device : device.index(), 0);
+  }
+  c10::Stream getNewStream(c10::Device device, int priority) const override {
+    const On on(device.index() < 0 ? current_device : device.index());
+    Handle stream = nullptr;
+    CHECKED(cuStreamCreateWithPriority(&stream, kNonBlocking, priority));
+    return stream_of(current_device, reinterpret_cast<int64_t>(stream));
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool is_high) const override {
+    return getNewStream(device, is_high ? -1 : 0);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::DeviceIndex index = stream.device_index();
+    const int64_t before = std::exchange(current_streams[index], stream.id());
+    return stream_of(index, before);
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return handle_of(stream.id()); }
+  bool queryStream(const c10::Stream& stream) const override {
+    const On on(stream.device_index());
+    return cuStreamQuery(handle_of(stream.id())) == kSuccess;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    const On on(stream.device_index());
+    CHECKED(cuStreamSynchronize(handle_of(stream.id())));
+  }
+  bool isStreamCapturing(const c10::Stream& stream) const override {
+    const On on(stream.device_index());
+    int status = 0;
+    CHECKED(cuStreamIsCapturing(handle_of(stream.id()), &status));
+    return status != 0;
+  }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    const On on(device);
+    CHECKED(cuCtxSynchronize());
+  }
+
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    const On on(stream.device_index());
+    if (*event == nullptr) CHECKED(cuEventCreate(event, 0));
+    CHECKED(cuEventRecord(*event, handle_of(stream.id())));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event == nullptr) return;
+    const On on(stream.device_index());
+    CHECKED(cuStreamWaitEvent(handle_of(stream.id()), event, 0));
+  }
+  bool queryEvent(void* event) const override {
+    make_current(current_device);
+    return event == nullptr || cuEventQuery(event) != kNotReady;
+  }
+  void synchronizeEvent(void* event) const override {
+    make_current(current_device);
+    if (event != nullptr) CHECKED(cuEventSynchronize(event));
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    if (event != nullptr) cuEventDestroy(event);
+  }
+  double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
+    float milliseconds = 0;
+    CHECKED(cuEventElapsedTime(&milliseconds, begin, end));
+    return milliseconds;
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    const std::lock_guard lock(blocks_mutex);
+    const auto found = blocks().find(reinterpret_cast<uintptr_t>(data.get_context()));
+    if (found != blocks().end() && found->second.stream != stream.id()) found->second.used_on.insert(stream.id());
+  }
+};
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+
+struct StandInHooks : at::CUDAHooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasCUDA() const override { return true; }  // without a look at the driver: torch asks while it is imported
+  void init() const override {}
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return has_context; }
+  c10::DeviceIndex deviceCount() const override { return device_count(); }
+  c10::DeviceIndex current_device() const override { return ::current_device; }
+  c10::DeviceIndex getCurrentDevice() const override { return ::current_device; }
+  void setCurrentDevice(c10::DeviceIndex device) const override { make_current(device); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    const c10::DeviceIndex before = ::current_device;
+    if (device >= 0) make_current(device);
+    return before;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
+  c10::Allocator* getCUDADeviceAllocator() const override { return &device_allocator; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
+  bool isPinnedPtr(const void* data) const override {
+    unsigned type = 0;
+    return cuPointerGetAttribute(&type, kMemoryType, reinterpret_cast<uintptr_t>(data)) == kSuccess &&
+           type == kHostMemory;
+  }
+  c10::Device getDeviceFromPtr(void*) const override { return {c10::kCUDA, ::current_device}; }
+};
+
+// --- operations ---
+
+at::Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard guard(c10::device_or_default(device));
+  constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
+  return at::detail::empty_generic(size, &device_allocator, kKeys, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
+  const c10::DeviceGuard guard(c10::device_or_default(device));
+  constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
+  return at::detail::empty_strided_generic(size, stride, &device_allocator, kKeys, c10::dtype_or_default(dtype));
+}
+
+void queue_copy(const at::Tensor& to, const at::Tensor& from, Handle stream) {
+  if (to.nbytes() == 0) return;
+  CHECKED(cuMemcpyAsync(reinterpret_cast<uintptr_t>(to.data_ptr()), reinterpret_cast<uintptr_t>(from.data_ptr()),
+                        to.nbytes(), stream));
+}
+
+bool is_one_block(const at::Tensor& to, const at::Tensor& from) {
+  return to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() && to.strides() == from.strides() &&
+         to.is_non_overlapping_and_dense() && to.is_neg() == from.is_neg() && to.is_conj() == from.is_conj();
+}
+
+// All bytes of a tensor's storage, on the host, with the tensor's view of them.
+at::Tensor to_host(const at::Tensor& tensor) {
+  const c10::DeviceGuard guard(tensor.device());
+  const auto bytes = tensor.storage().nbytes();
+  const at::Tensor host = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+  const Handle stream = current_stream();
+  if (bytes != 0)
+    CHECKED(cuMemcpyAsync(reinterpret_cast<uintptr_t>(host.data_ptr()),
+                          reinterpret_cast<uintptr_t>(tensor.storage().data()), bytes, stream));
+  CHECKED(cuStreamSynchronize(stream));
+  at::Tensor view = at::empty({0}, tensor.options().device(at::kCPU));
+  view.set_(host.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  view._set_neg(tensor.is_neg());
+  view._set_conj(tensor.is_conj());
+  return view;
+}
+
+// Of what `to_host` gave, everything back.
+void to_device(const at::Tensor& tensor, const at::Tensor& host) {
+  const c10::DeviceGuard guard(tensor.device());
+  const Handle stream = current_stream();
+  if (tensor.storage().nbytes() != 0)
+    CHECKED(cuMemcpyAsync(reinterpret_cast<uintptr_t>(tensor.storage().data()),
+                          reinterpret_cast<uintptr_t>(host.storage().data()), tensor.storage().nbytes(), stream));
+  CHECKED(cuStreamSynchronize(stream));
+}
+
+at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  if (to.is_same(from)) return to;
+  const at::Tensor source = from.expand_as(to);
+  const at::Device device = to.is_cuda() ? to.device() : from.device();
+  const c10::DeviceGuard guard(device);
+  const Handle stream = current_stream();
+  if (is_one_block(to, source)) {
+    if (source.is_cuda() && to.is_cuda() && source.device() != to.device()) {
+      CHECKED(cuStreamSynchronize(handle_of(current_streams[source.device().index()])));
+    }
+    queue_copy(to, source, stream);
+    const bool is_on_gpus = to.is_cuda() && source.is_cuda();
+    const at::Tensor& host = to.is_cuda() ? source : to;
+    if (!is_on_gpus && !(non_blocking && host.is_pinned())) CHECKED(cuStreamSynchronize(stream));
+    return to;
+  }
+  const at::Tensor host = source.is_cuda() ? to_host(source) : source;
+  if (!to.is_cuda()) {
+    to.copy_(host);
+    return to;
+  }
+  at::Tensor target = to_host(to);
+  target.copy_(host);
+  to_device(to, target);
+  return to;
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  at::Tensor target = to;
+  copy_(target, from, non_blocking);
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  if (to.sizes() != from.sizes()) to.resize_(from.sizes());
+  return copy_from(from, to, false);
+}
+
+const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard guard(self.device());
+  auto* const tensor = self.unsafeGetTensorImpl();
+  tensor->generic_set_sizes_contiguous(size);
+  const auto needed = static_cast<size_t>(tensor->storage_offset() + tensor->numel()) * self.element_size();
+  c10::StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+  if (storage->nbytes() < needed) {
+    c10::DataPtr grown = device_allocator.allocate(needed);
+    if (storage->nbytes() != 0) device_allocator.copy_data(grown.get(), storage->data(), storage->nbytes());
+    storage->set_data_ptr(std::move(grown));
+    storage->set_nbytes(needed);
+  }
+  if (format && *format != at::MemoryFormat::Preserve) tensor->empty_tensor_restride(*format);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage storage, int64_t offset, c10::IntArrayRef size,
+                        c10::IntArrayRef stride) {
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset);
+  return self;
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(at::empty({0}, self.options()).storage());
+  self.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+  return self;
+}
+
+at::Scalar local_scalar(const at::Tensor& self) { return at::_local_scalar_dense(to_host(self)); }
+
+bool is_pinned(const at::Tensor& self, std::optional<at::Device>) {
+  return !self.is_cuda() && at::detail::getCUDAHooks().isPinnedPtr(self.storage().data());
+}
+
+at::Tensor pin_memory(const at::Tensor& self, std::optional<at::Device>) {
+  const auto bytes = at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.dtype().itemsize());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       pinned_allocator.allocate(bytes), &pinned_allocator, false);
+  at::Tensor made = at::empty({0}, self.options());
+  made.set_(at::Storage(storage), 0, self.sizes(), self.strides());
+  return made.copy_(self);
+}
+
+void record_stream(at::Tensor& self, c10::Stream stream) { Guard().recordDataPtrOnStream(self.storage().data_ptr(), stream); }
+
+// Of all other operations.
+void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+
+TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>()); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("copy_", &copy_);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", &at::native::view);
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("unfold", &at::native::unfold);
+  library.impl("resize_", &resize_);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("set_.source_Tensor", &set_tensor);
+  library.impl("set_", &set_empty);
+  library.impl("_local_scalar_dense", &local_scalar);
+  library.impl("is_pinned", &is_pinned);
+  library.impl("_pin_memory", &pin_memory);
+  library.impl("record_stream", &record_stream);
+}
+
+}  // namespace
+
+namespace at {
+// Found by this name.
+struct CUDAHooks final : StandInHooks {
+  explicit CUDAHooks(CUDAHooksArgs) {}
+};
+REGISTER_CUDA_HOOKS(CUDAHooks);
+}  // namespace at
