@@ -164,10 +164,14 @@ void ArrayView::lie_at(Strided place, ParameterName name) {
   count_ = place.count();
   if (!place.shape.empty()) rows_ = static_cast<size_t>(place.shape[0]);
   if (place.is_contiguous()) return;
-  if (is_on_device())
-    raise(nb::module_::import_("procgroup.errors")
-              .attr("ArgumentError")("`" + name.text() + "` is not contiguous, and arrays on a GPU are moved as a " +
-                                     "whole. Pass a contiguous copy of it, and copy the result back."));
+  if (is_on_device()) {
+    if (!place.fills_a_block())
+      raise(nb::module_::import_("procgroup.errors")
+                .attr("ArgumentError")("`" + name.text() + "` is not contiguous, and arrays on a GPU are moved as a " +
+                                       "whole. Pass a contiguous copy of it, and copy the result back."));
+    on_device_->order = place.order();
+    return;
+  }
   if (access_ != Access::kRead && place.overlaps_itself())
     raise(nb::module_::import_("procgroup.errors")
               .attr("ArgumentError")("`" + name.text() +

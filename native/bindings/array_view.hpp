@@ -55,6 +55,8 @@ class ArrayView {
   // null where the library states none.
   nanobind::handle array() const { return on_device_->array; }
   std::optional<CudaStream> stream() const { return on_device_->stream; }
+  // Of one whose elements are not in C order: a hash of their order in memory, otherwise zero.
+  uint64_t order() const { return on_device_->order; }
   // The array's own memory.
   Strided place() const;
   bool has_scratch() const { return scratch_ != nullptr; }
@@ -76,6 +78,7 @@ class ArrayView {
     int number;
     nanobind::object array;
     std::optional<CudaStream> stream;
+    uint64_t order = 0;
   };
 
   bool from_buffer(nanobind::handle array, ParameterName name);

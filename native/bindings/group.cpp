@@ -193,6 +193,9 @@ void PythonGroup::move_by_backend(MessageRequest& request, Issued& issued, std::
 // A send that is staged waits here until its elements have been copied.
 void PythonGroup::move_on_device(MessageRequest& request, Issued& issued, bool async_op, double seconds) const {
   const bool is_staged = this->is_staged(issued.arrays.front(), request.op);
+  Request compared;
+  compared.descriptor.op = request.op;
+  compare_orders(compared, issued.arrays, op_name(request.op));
   const ArrayStreams used = take_device_arrays(issued, op_name(request.op), false);
   request.is_unawaited = !async_op;
   Request moved = as_request(request);

@@ -67,6 +67,7 @@ nb::object PythonGroup::issue_on_device(Request&& request, const Options& option
   if (!is_staged && options.retain)
     site(options.op)
         .refuse("`retain` is for arrays in host memory, and NCCL works in the array itself. Keep a copy of it instead");
+  compare_orders(request, issued->arrays, options.op);
   if (only_checks_) return nb::none();
   if (request.source == 0) request.source = engine_->source_line();
   engine_->require_not_forked();
@@ -92,6 +93,20 @@ nb::object PythonGroup::issue_on_device(Request&& request, const Options& option
   if (options.async_op) return work;
   nb::cast<Work&>(work).wait_as_blocking();
   return nb::none();
+}
+
+// Elements move in their order in memory, so all ranks need the same order: it becomes part of what they compare.
+void PythonGroup::compare_orders(Request& request, const std::vector<ArrayView>& arrays, const char* op) const {
+  uint64_t& compared = request.descriptor.splits;
+  for (const ArrayView& view : arrays) {
+    if (view.order() == 0) continue;
+    const OpKind kind = request.descriptor.op;
+    if (kind != OpKind::kAllReduce && kind != OpKind::kBroadcast && kind != OpKind::kReduce)
+      site(op).refuse(
+          "an array on a GPU is not contiguous, and only all_reduce, broadcast and reduce take one in another order. "
+          "Pass a contiguous copy of it, and copy the result back");
+    compared = ((compared << 1) ^ view.order()) | 1;
+  }
 }
 
 ArrayStreams PythonGroup::take_device_arrays(Issued& issued, const char* op, bool can_be_captured) const {

@@ -96,11 +96,12 @@ void bind_nccl(nb::module_& module) {
                    nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"),
                    "Its bytes, for the libraries of arrays; it has been used on no stream.");
   nb::class_<NcclBackend>(module, "NcclBackend")
-      .def(nb::new_([](int rank, int size, int device, bool may_gate) {
-             return std::make_shared<NcclBackend>(rank, size, device, may_gate);
+      .def(nb::new_([](int rank, int size, int device, bool may_gate, bool has_high_priority) {
+             return std::make_shared<NcclBackend>(rank, size, device, may_gate, has_high_priority);
            }),
-           "rank"_a, "size"_a, "device"_a, "may_gate"_a)
+           "rank"_a, "size"_a, "device"_a, "may_gate"_a, "has_high_priority"_a)
       .def("load", &NcclBackend::load)
+      .def("use", &NcclBackend::use, "device"_a)
       .def("on_first_call", &on_first_call, "load"_a,
            nb::sig("def on_first_call(self, load: collections.abc.Callable[[], NcclLibrary]) -> None"))
       .def_prop_ro("device", &NcclBackend::device)

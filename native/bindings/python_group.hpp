@@ -155,6 +155,7 @@ class PythonGroup {
                      const std::shared_ptr<NcclTask>& task);
   // The streams of the arrays, which are the call's from now on. Raises for a capture, unless the call
   // `can_be_captured`.
+  void compare_orders(Request& request, const std::vector<ArrayView>& arrays, const char* op) const;
   ArrayStreams take_device_arrays(Issued& issued, const char* op, bool can_be_captured) const;
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
   // Raise ArgumentError where the group has no NCCL, or uses another GPU.

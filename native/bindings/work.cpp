@@ -95,9 +95,33 @@ bool Work::let_streams_wait(const Issued& issued, Deadline deadline) const {
   const std::shared_ptr<GroupOperation>& work = issued.operation->device_work();
   const bool is_captured = issued.device_task && issued.operation->call().captured;
   if (!is_captured && (!work || work->is_completed())) return true;
-  const ArrayStreams used = current_streams(issued.device_arrays->arrays);
-  issued.device_task->let_wait(used.streams);
+  const ArrayStreams used = let_current_streams_wait(issued);
   return is_captured || !used.has_unordered || wait_for(issued, *work, deadline);
+}
+
+ArrayStreams Work::let_current_streams_wait(const Issued& issued) const {
+  ArrayStreams used = current_streams(issued.device_arrays->arrays);
+  issued.device_task->let_wait(used.streams);
+  return used;
+}
+
+CudaStream Work::stream() const {
+  CudaStream found = nullptr;
+  for (const std::shared_ptr<Issued>& issued : issued_) {
+    const CudaStream stream = issued->device_task ? issued->device_task->queued_on() : nullptr;
+    if (stream == nullptr || (found != nullptr && found != stream)) return nullptr;
+    found = stream;
+  }
+  return found;
+}
+
+void Work::block_current_stream() {
+  if (stream() == nullptr || engine_->forked()) {
+    wait(nb::none());
+    return;
+  }
+  for (const std::shared_ptr<Issued>& issued : issued_)
+    if (let_current_streams_wait(*issued).has_unordered) wait(nb::none());
 }
 
 // To look advances a backend's transfer, too, and a signal handler may raise inside of it: here, not in a later call.
@@ -236,9 +260,22 @@ It has the methods of ``torch.futures.Future`` and of ``concurrent.futures.Futur
       .def(
           "synchronize", [](Work& self) { self.wait(nb::none()); },
           "Wait until the call has completed, as ``wait()`` does.")
-      .def(
-          "block_current_stream", [](Work& self) { self.wait(nb::none()); },
-          "Wait until the call has completed: on CPUs the calling thread is the stream.")
+      .def("block_current_stream", &Work::block_current_stream,
+           R"(Let the streams on which the call's arrays are used now wait for it.
+
+A call that is queued on a GPU lets the host go on; ``wait`` and the next call raise its error.
+Otherwise this is ``wait()``.)")
+      .def_prop_ro(
+          "stream",
+          [](const Work& self) -> nb::object {
+            const CudaStream stream = self.stream();
+            if (stream == nullptr) return nb::none();
+            return nb::int_(reinterpret_cast<uintptr_t>(stream));
+          },
+          nb::sig("def stream(self) -> int | None"),
+          R"(The handle of the stream of a GPU on which the call is queued.
+
+None before it is queued, for a call that several streams make, and on arrays in host memory.)")
       .def("source_rank", &Work::source_rank,
            R"(Return the global rank of the sender of a completed receive.
 

@@ -32,6 +32,9 @@ class Work {
   bool is_success() const { return is_completed() && exception().is_none(); }
   nb::object exception() const;
   nb::object result();
+  // The stream of a GPU on which all calls are queued; null before that, and for calls on host memory.
+  CudaStream stream() const;
+  void block_current_stream();
   int source_rank();
   int source() const;  // group rank, of a message that has been received
   std::string describe() const;
@@ -42,6 +45,7 @@ class Work {
   bool wait_for(const Issued& issued, Deadline deadline) const;
   bool wait_for(const Issued& issued, GroupOperation& operation, Deadline deadline) const;
   bool let_streams_wait(const Issued& issued, Deadline deadline) const;
+  ArrayStreams let_current_streams_wait(const Issued& issued) const;
   bool is_completed(const Issued& issued) const;
   nb::object exception(const Issued& issued) const;
   nb::object exception(const Issued& issued, const Failure& failure) const;

@@ -21,6 +21,8 @@ class DeviceTask : public Task {
  public:
   // Let what is queued on these streams from now on come after the task. Once it is queued; from any thread.
   virtual void let_wait(const std::vector<CudaStream>& streams) = 0;
+  // The stream on which the whole task is queued; null before that, and where it is on several.
+  virtual CudaStream queued_on() const { return nullptr; }
 };
 
 }  // namespace procgroup

@@ -70,9 +70,10 @@ std::string Gpu::uuid() const {
   return text;
 }
 
-CudaStream Gpu::make_stream() const {
+CudaStream Gpu::make_stream(bool has_high_priority) const {
+  constexpr int kHighest = -100;  // the driver takes the nearest that there is
   CudaStream stream = nullptr;
-  driver_.require(driver_.cuStreamCreateWithPriority(&stream, kNonBlocking, 0));
+  driver_.require(driver_.cuStreamCreateWithPriority(&stream, kNonBlocking, has_high_priority ? kHighest : 0));
   return stream;
 }
 

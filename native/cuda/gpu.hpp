@@ -32,7 +32,7 @@ class Gpu {
   // see OnGpu.
 
   // A stream that does not wait for the legacy default stream.
-  CudaStream make_stream() const;
+  CudaStream make_stream(bool has_high_priority = false) const;
   void destroy_stream(CudaStream stream) const;
   // An event that is recorded on a stream. Give it back when it has come and nobody asks for it any more.
   CudaEvent record(CudaStream stream);

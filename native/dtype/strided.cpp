@@ -170,6 +170,29 @@ size_t Strided::count() const {
 
 bool Strided::is_contiguous() const { return count() == 0 || runs_of(*this).outer.empty(); }
 
+bool Strided::fills_a_block() const {
+  std::vector<size_t> dimensions;
+  for (size_t index = 0; index < shape.size(); ++index)
+    if (shape[index] != 1) dimensions.push_back(index);
+  std::ranges::sort(dimensions, {}, [&](size_t index) { return strides[index]; });
+  auto expected = static_cast<ptrdiff_t>(element_bytes);
+  for (const size_t index : dimensions) {
+    if (strides[index] != expected) return false;
+    expected *= shape[index];
+  }
+  return true;
+}
+
+uint64_t Strided::order() const {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
+  for (size_t index = 0; index < shape.size(); ++index)
+    for (const ptrdiff_t word : {shape[index], strides[index]}) {
+      hash = (hash ^ static_cast<uint64_t>(word)) * 0x100000001b3;
+      hash ^= hash >> 32;
+    }
+  return hash | 1;
+}
+
 void Strided::pack(void* to) const { copy<true>(*this, static_cast<std::byte*>(to)); }
 
 void Strided::unpack(const void* from) const {

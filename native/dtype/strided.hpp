@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace procgroup {
@@ -16,6 +17,10 @@ struct Strided {
   size_t count() const;
   // Whether the elements are contiguous, so that `base` alone describes them.
   bool is_contiguous() const;
+  // Whether the elements fill a block of memory that begins at `base`, in whatever order, as those of a transposed
+  // array do; and a hash of that order, which is never zero.
+  bool fills_a_block() const;
+  uint64_t order() const;
   // Copy the elements to, or from, contiguous memory.
   void pack(void* to) const;
   void unpack(const void* from) const;

@@ -15,11 +15,12 @@ constexpr uint32_t kAllGates = 1U << 30;
 
 }  // namespace
 
-NcclBackend::NcclBackend(int rank, int size, int device, bool may_gate)
+NcclBackend::NcclBackend(int rank, int size, int device, bool may_gate, bool has_high_priority)
     : rank_(rank),
       size_(size),
       eager_device_(device),
       may_gate_(may_gate && size > 1),
+      has_high_priority_(has_high_priority),
       generation_(fork_generation()) {}
 
 // The gate's word is not used again: the thread of an abort may still open it.
@@ -65,7 +66,7 @@ CudaStream NcclBackend::stream_of(Pair ranks) {
   CudaStream& stream = queues_[ranks].stream;
   if (stream == nullptr) {
     const OnGpu on_gpu(gpu());
-    stream = gpu().make_stream();
+    stream = gpu().make_stream(has_high_priority_);
   }
   return stream;
 }

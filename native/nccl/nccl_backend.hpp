@@ -52,8 +52,9 @@ class NcclBackend : public std::enable_shared_from_this<NcclBackend> {  // as Nc
   // Loads NCCL, and throws where that fails.
   using Load = std::function<std::shared_ptr<const NcclLibrary>()>;
 
-  // `device` is the GPU's number, or -1 for that of the first call. Where it may not, no call has a gate.
-  NcclBackend(int rank, int size, int device, bool may_gate);
+  // `device` is the GPU's number, or -1 for that of the first call. Where it may not, no call has a gate. The group's
+  // streams may have a high priority: the GPU then begins their work before that of other streams.
+  NcclBackend(int rank, int size, int device, bool may_gate, bool has_high_priority = false);
   NcclBackend(const NcclBackend&) = delete;
   NcclBackend& operator=(const NcclBackend&) = delete;
   ~NcclBackend();
@@ -122,6 +123,7 @@ class NcclBackend : public std::enable_shared_from_this<NcclBackend> {  // as Nc
   const int size_;
   const int eager_device_;
   const bool may_gate_;
+  const bool has_high_priority_;
   const uint64_t generation_;
   std::atomic<Gpu*> gpu_{nullptr};  // null before the first call
   Load load_;

@@ -58,6 +58,7 @@ class NcclTask final : public DeviceTask, public std::enable_shared_from_this<Nc
   void start(int root, uint64_t number) override;
   State test(std::vector<int>& awaited) override;
   void let_wait(const std::vector<CudaStream>& streams) override;
+  CudaStream queued_on() const override { return is_queued_.load(std::memory_order_acquire) ? stream_ : nullptr; }
   // A failure lets NCCL's work begin that stands behind a gate, and it may notice late that it is to leave.
   bool may_have_written() const override { return gate_ != 0; }
   // Whether blocks are put in their places after NCCL's work: what comes after that in the stream cannot be kept from

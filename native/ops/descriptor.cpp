@@ -52,7 +52,10 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
   if (reduces(op)) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
   text += row.sizes == Sizes::kPerPair ? " of " : " of " + std::to_string(count) + " ";
   text += dtype_name(dtype);
-  if (splits != 0) text += (row.sizes == Sizes::kEqual ? " in several arrays" : " in unequal blocks") + sizes;
+  if (splits != 0) {
+    const char* const several = on_device ? " in several arrays or another order" : " in several arrays";
+    text += (row.sizes == Sizes::kEqual ? several : " in unequal blocks") + sizes;
+  }
   const bool comes = row.givers == Ranks::kRoot || row.givers == Ranks::kNone;
   if (on_device)
     text += " on a GPU";

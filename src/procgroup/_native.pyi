@@ -106,7 +106,18 @@ class Work:
 
     def block_current_stream(self) -> None:
         """
-        Wait until the call has completed: on CPUs the calling thread is the stream.
+        Let the streams on which the call's arrays are used now wait for it.
+
+        A call that is queued on a GPU lets the host go on; ``wait`` and the next call raise its error.
+        Otherwise this is ``wait()``.
+        """
+
+    @property
+    def stream(self) -> int | None:
+        """
+        The handle of the stream of a GPU on which the call is queued.
+
+        None before it is queued, for a call that several streams make, and on arrays in host memory.
         """
 
     def source_rank(self) -> int:
@@ -319,8 +330,9 @@ class NcclMemory:
         """Its bytes, for the libraries of arrays; it has been used on no stream."""
 
 class NcclBackend:
-    def __init__(self, rank: int, size: int, device: int, may_gate: bool) -> None: ...
+    def __init__(self, rank: int, size: int, device: int, may_gate: bool, has_high_priority: bool) -> None: ...
     def load(self) -> None: ...
+    def use(self, device: int) -> bool: ...
     def on_first_call(self, load: Callable[[], NcclLibrary]) -> None: ...
     @property
     def device(self) -> int: ...

@@ -172,6 +172,12 @@ PROCGROUP_REPLACE_GLOO = Variable[bool](
     False,
     "Let PyTorch programs that say gloo run on procgroup. Set by --replace-gloo.",
 )
+PROCGROUP_REPLACE_NCCL = Variable[bool](
+    "PROCGROUP_REPLACE_NCCL",
+    _flag,
+    False,
+    "Let PyTorch programs that say nccl run on procgroup, which calls NCCL. Set by --replace-nccl.",
+)
 PROCGROUP_RDZV_PASSWORD = _text(
     "PROCGROUP_RDZV_PASSWORD", "The password of the etcd or Redis server at which the launcher's agents meet."
 )

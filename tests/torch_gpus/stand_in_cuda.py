@@ -102,6 +102,8 @@ def install() -> None:
         "_maybe_exchange_device": torch._C._accelerator_maybeExchangeDevice,
         "get_device_name": lambda device=None: "stand-in GPU",
         "get_device_capability": lambda device=None: (9, 0),
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: None,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "empty_cache": lambda: None,

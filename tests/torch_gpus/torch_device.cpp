@@ -23,6 +23,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
 #include <array>
@@ -459,6 +460,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("view", &at::native::view);
   library.impl("_reshape_alias", &at::native::_reshape_alias);
   library.impl("unfold", &at::native::unfold);
+  library.impl("view_as_real", &at::native::view_as_real);
+  library.impl("view_as_complex", &at::native::view_as_complex);
   library.impl("resize_", &resize_);
   library.impl("set_.source_Storage_storage_offset", &set_storage);
   library.impl("set_.source_Tensor", &set_tensor);
@@ -469,7 +472,49 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("record_stream", &record_stream);
 }
 
+// Sparse tensors are made of others; all that computes with them runs on the host, too.
+void run_sparse_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  at::native::cpu_fallback(op, stack, false, c10::DispatchKey::SparseCPU);
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCUDA, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_sparse_on_host>());
+}
+
+TORCH_LIBRARY_IMPL(aten, SparseCUDA, library) {
+  library.impl("empty.memory_format", &at::native::empty_sparse_symint);
+  library.impl("_sparse_coo_tensor_with_dims", &at::native::new_with_dims_sparse);
+  library.impl("_sparse_coo_tensor_with_dims_and_tensors", &at::native::new_with_dims_and_tensor_sparse_symint);
+  library.impl("_indices", &at::native::_indices_sparse);
+  library.impl("_values", &at::native::_values_sparse);
+  library.impl("indices", &at::native::indices_sparse);
+  library.impl("values", &at::native::values_sparse);
+  library.impl("_nnz", &at::native::_nnz_sparse);
+  library.impl("sparse_dim", &at::native::sparse_dim_sparse);
+  library.impl("dense_dim", &at::native::dense_dim_sparse);
+  library.impl("is_coalesced", &at::native::is_coalesced_sparse);
+  library.impl("_coalesced_", &at::native::_coalesced_sparse_);
+  library.impl("copy_", &at::native::copy_sparse_wrapper_);
+  library.impl("copy_sparse_to_sparse_", &at::native::copy_sparse_);
+  library.impl("sparse_resize_", &at::native::sparse_resize_);
+  library.impl("sparse_resize_and_clear_", &at::native::sparse_resize_and_clear_);
+  library.impl("clone", &at::native::clone_sparse);
+  library.impl("record_stream", +[](at::Tensor&, c10::Stream) {});
+}
+
 }  // namespace
+
+namespace c10d {
+// Of stock DDP, which measures a device's steps: here by the host's clock.
+struct StandInTimer final : Timer {
+  explicit StandInTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event begin, Event end) override {
+    const std::optional<int64_t> from = getTimestamp(begin), to = getTimestamp(end);
+    return from && to ? std::optional<int64_t>(*to - *from) : std::nullopt;
+  }
+};
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, StandInTimer)
+}  // namespace c10d
 
 namespace at {
 // Found by this name.

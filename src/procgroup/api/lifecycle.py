@@ -178,17 +178,18 @@ def make_group(
     timeout: Timeout,
     meeting: Store,
     started: float,
+    config: registry.BackendConfig,
 ) -> ProcessGroup:
     """Meet the other ranks at ``meeting`` and make a group of them with ``store``, which is not the default group.
 
     ``members`` are their global ranks, of which this process is number ``rank``. ``timeout`` counts from the
-    time.monotonic() ``started``. The stores stay the caller's; the group leaves in order at the process's end. Raises
-    what init_process_group raises.
+    time.monotonic() ``started``. ``config`` says what moves the arrays. The stores stay the caller's; the group leaves
+    in order at the process's end. Raises what init_process_group raises.
     """
     timeouts = read_timeouts(timeout, None)
     size = len(members)
     world = _join(meeting, rank, size, timeouts, started, group_name)
-    made = _make_group(registry.parse("procgroup"), store, rank, members, timeouts, world, group_name)
+    made = _make_group(config, store, rank, members, timeouts, world, group_name)
     exit_hooks.watch(made, None)
     return made
 

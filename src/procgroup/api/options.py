@@ -94,9 +94,9 @@ def _as_mapping(pg_options: Any) -> Mapping[str, Any]:
     if not isinstance(pg_options, Mapping):
         raise TypeError(f"Expected pg_options argument to be a dict of {_NAMES}, got {pg_options!r}")
     unknown = {name for name in pg_options if name not in _NAMES}
-    unknown.difference_update(nccl_library.OPTIONS)
+    unknown.difference_update((*nccl_library.OPTIONS, nccl_library.HIGH_PRIORITY))
     if unknown:
-        expected = ", ".join((*_NAMES, *nccl_library.OPTIONS))
+        expected = ", ".join((*_NAMES, *nccl_library.OPTIONS, nccl_library.HIGH_PRIORITY))
         raise ValueError(f"pg_options has unknown names {sorted(map(str, unknown))}; expected {expected}")
     return pg_options
 

@@ -49,13 +49,13 @@ def describe(tensor: Any, device: int) -> ArrayView:
 def _check(torch: Any, tensor: Any, name: str) -> None:
     if tensor.is_meta:
         raise TypeError(f"`{name}` is a meta tensor, which has no elements. Pass a tensor with memory.")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"`{name}` has layout {tensor.layout}; expected torch.strided. Pass {name}.to_dense().")
     if not tensor.is_cpu:
         raise TypeError(
             f"`{name}` is on {tensor.device}, and this group moves arrays in CPU memory. "
             f"Pass {name}.cpu(), and copy the result back."
         )
-    if tensor.layout is not torch.strided:
-        raise TypeError(f"`{name}` has layout {tensor.layout}; expected torch.strided. Pass {name}.to_dense().")
     try:
         address = tensor.data_ptr()
     except RuntimeError as error:

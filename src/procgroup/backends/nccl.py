@@ -43,9 +43,11 @@ class NcclBackend:
         from procgroup import _native
 
         self._store, self._rank, self._size = store, rank, size
-        self._options = options or {}
+        self._options, self._device = options or {}, device
         may_gate = environ.PROCGROUP_NCCL_GATE.get()
-        self._native = _native.NcclBackend(rank, size, -1 if device is None else device, may_gate)
+        has_high_priority = bool(self._options.get(nccl_library.HIGH_PRIORITY))
+        number = -1 if device is None else device
+        self._native = _native.NcclBackend(rank, size, number, may_gate, has_high_priority)
         self._native.on_first_call(nccl_library.load)
         self._native.on_connect(self._connect)
 
@@ -54,6 +56,12 @@ class NcclBackend:
 
     def close(self, failed: bool) -> None:
         self._native.close(failed)
+
+    def connect(self, device: int) -> Iterator[Awaited]:
+        """Make the communicator of collectives, on this GPU, before the first call; a generator as Backend.open."""
+        self._native.load()
+        self._native.use(device)
+        yield from self._connect(_ALL, _ALL)
 
     def _connect(self, first: int, second: int) -> Iterator[Awaited]:
         """Connect the ranks of a communicator, which meet at the store; a generator as Backend.move.
@@ -86,9 +94,8 @@ class EagerNcclBackend(NcclBackend):
     """The same on a GPU that is known before the first call: its communicator is made together with the group."""
 
     def open(self) -> Iterator[Awaited]:
-        """Make the communicator of collectives."""
-        self._native.load()
-        yield from self._connect(_ALL, _ALL)
+        assert self._device is not None
+        yield from self.connect(self._device)
 
 
 def _host() -> str:

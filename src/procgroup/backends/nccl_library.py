@@ -29,7 +29,8 @@ _INSTALL = "pip install 'procgroup[nccl-cu13]' (or, for CUDA 12, 'procgroup[nccl
 
 _MAGIC, _HEADER = 0xCAFEBEEF, 23203
 """What NCCL knows a configuration by, and the version of the header whose structure this is."""
-_UNSET = -(2**31)
+UNSET = -(2**31)
+"""What NCCL takes for an option that was not chosen."""
 _TEXTS = ("net_name", "comm_name")
 
 
@@ -54,6 +55,8 @@ class _Config(ctypes.Structure):
 
 OPTIONS: Sequence[str] = tuple(name for name, _ in _Config._fields_ if name not in ("size", "magic", "version"))
 """The names of the options, in the manner of nccl.core.NCCLConfig."""
+HIGH_PRIORITY = "is_high_priority_stream"
+"""The option of torch's ProcessGroupNCCL.Options that is not NCCL's: of the group's streams."""
 
 
 def is_installed() -> bool:
@@ -93,7 +96,7 @@ def load() -> _native.NcclLibrary:
 
 
 def read_options(options: Any) -> Mapping[str, Any]:
-    """Return fields of nccl.core.NCCLConfig, given as such an object or as a dict.
+    """Return fields of nccl.core.NCCLConfig and HIGH_PRIORITY, given as a dict; or the fields as such an object.
 
     Raises TypeError for another type, ValueError for an unknown name.
     """
@@ -101,9 +104,9 @@ def read_options(options: Any) -> Mapping[str, Any]:
         options = {name: value for name in OPTIONS if (value := getattr(options, name, None)) is not None}
     if not isinstance(options, Mapping):
         raise TypeError(f"Expected the options of NCCL to be a dict or an NCCLConfig, got {options!r}")
-    unknown = sorted(str(name) for name in options if name not in OPTIONS)
+    unknown = sorted(str(name) for name in options if name not in (*OPTIONS, HIGH_PRIORITY))
     if unknown:
-        raise ValueError(f"NCCL has no options {unknown}; expected {', '.join(OPTIONS)}")
+        raise ValueError(f"NCCL has no options {unknown}; expected {', '.join((*OPTIONS, HIGH_PRIORITY))}")
     for name, value in options.items():
         expected = str if name in _TEXTS else int
         if not isinstance(value, expected):
@@ -126,7 +129,7 @@ def configuration(options: Mapping[str, Any]) -> bytes:
     config = _Config(size=ctypes.sizeof(_Config), magic=_MAGIC, version=_HEADER)
     for name in OPTIONS:
         if name not in _TEXTS:
-            setattr(config, name, int(options.get(name, _UNSET)))
+            setattr(config, name, int(options.get(name, UNSET)))
         elif name in options:
             setattr(config, name, _kept(options[name]))
     config.blocking = 1

@@ -49,6 +49,7 @@ _FLAGS: dict[str, Sequence[str]] = {
     "MASTER_PORT": ("rdzv_endpoint", "master_port"),
     "PROCGROUP_MASTER": (*_PLACES, "master_port"),
     "PROCGROUP_REPLACE_GLOO": ("replace_gloo",),
+    "PROCGROUP_REPLACE_NCCL": ("replace_nccl",),
     "TORCHELASTIC_RUN_ID": ("rdzv_id",),
     "TORCHELASTIC_MAX_RESTARTS": ("max_restarts",),
     "TORCHELASTIC_ERROR_FILE": ("log_dir",),

@@ -143,6 +143,7 @@ _FLAGS = (
     # Behaviour.
     Flag("--role", "NAME", str, "default", "ROLE_NAME of the ranks"),
     _switch("--replace-gloo", "let PyTorch programs that say gloo run on procgroup"),
+    _switch("--replace-nccl", "let PyTorch programs that say nccl run on procgroup, which calls NCCL"),
     Flag(
         "--shutdown-timeout",
         "SECONDS",

@@ -20,12 +20,16 @@ from typing import Any
 
 NAME = "procgroup"
 
+replaced: set[str] = set()
+"""The names of torch's backends in whose place procgroup's groups are made."""
+
 
 def register() -> None:
     """Make ``"procgroup"`` a backend of torch.distributed for CPU and CUDA tensors. Idempotent, never raises.
 
-    With PROCGROUP_REPLACE_GLOO=1 a program that says "gloo" gets procgroup's transport under that name. torch calls
-    this while it is imported, by the entry point ``torch.backends``: what goes wrong is a warning, and torch goes on.
+    With PROCGROUP_REPLACE_GLOO=1 a program that says "gloo" gets procgroup's transport under that name; with
+    PROCGROUP_REPLACE_NCCL=1 one that says "nccl" gets NCCL by procgroup. torch calls this while it is imported, by the
+    entry point ``torch.backends``: what goes wrong is a warning, and torch goes on.
     """
     try:
         _register()
@@ -39,7 +43,7 @@ def _register() -> None:
         return
     if NAME not in distributed.Backend.backend_list:
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    from procgroup.environ import PROCGROUP_REPLACE_GLOO
+    from procgroup.environ import PROCGROUP_REPLACE_GLOO, PROCGROUP_REPLACE_NCCL
 
     _name_ranks(sys.modules.get("torch.distributed.rendezvous"))
 
@@ -47,6 +51,10 @@ def _register() -> None:
         from procgroup.torch_plugin import gloo
 
         gloo.replace()
+    if PROCGROUP_REPLACE_NCCL.get():
+        from procgroup.torch_plugin import nccl
+
+        nccl.replace()
 
 
 def _name_ranks(rendezvous: Any) -> None:
@@ -67,4 +75,4 @@ def _name_ranks(rendezvous: Any) -> None:
 def _create(options: Any, backend_options: Any = None) -> Any:
     from procgroup.torch_plugin.creation import create
 
-    return create(options, name=NAME)
+    return create(options, backend_options, name=NAME)

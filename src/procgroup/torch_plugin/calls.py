@@ -32,8 +32,6 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin import sparse
 from procgroup.torch_plugin.arguments import limit_of, listed, nested, only, options, reduce_op
 from procgroup.torch_plugin.profiling import is_profiling, profiled, recorded
-from procgroup.torch_plugin.side_streams import can_stage
-from procgroup.torch_plugin.staging import StagedCalls
 from procgroup.torch_plugin.work import COMPLETED, TorchWork, completed_work
 
 _CPU = torch.device("cpu")
@@ -43,13 +41,13 @@ _CPU = torch.device("cpu")
 class TorchCalls:
     """The calls on ``group``, one of procgroup's; all ranks are group ranks.
 
-    Tensors that are not in CPU memory go ``_elsewhere``.
+    Tensors that are neither in CPU memory nor on a GPU go ``_elsewhere``.
     """
 
     group: ProcessGroup
     _name: str
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
     supports_tensor_alloc = False
@@ -89,17 +87,21 @@ class TorchCalls:
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: the engine numbers the calls of each group by itself."""
 
-    def _elsewhere(self, tensor: Any) -> Any:
-        """Return what makes the calls on a tensor that is not in CPU memory. Raises DistBackendError for none."""
-        if tensor.is_cpu or can_stage(tensor.device):  # the first of several may be there, and is refused with advice
-            return StagedCalls(self)
+    def _elsewhere(self, tensor: Any) -> Any | None:
+        """Return what makes the calls on a tensor that is not in CPU memory; None where this does.
+
+        Raises DistBackendError where nothing does.
+        """
+        if tensor.is_cuda or tensor.is_cpu:  # the first of several may be there
+            return None
         kind = tensor.device.type
         if kind == "meta":
             advice = "It has no elements: make it on the CPU, by torch.empty_like(tensor, device='cpu')."
         else:
             advice = f"Pass tensor.cpu(), or name a backend for it: init_process_group('cpu:procgroup,{kind}:NAME')."
         raise DistBackendError(
-            f"backend {self._name!r} moves tensors in CPU memory, and this one is on {kind}. {advice}"
+            f"backend {self._name!r} moves tensors in the memory of CPUs and of NVIDIA's GPUs, and this one is on "
+            f"{kind}. {advice}"
         )
 
     def _elsewhere_at(self, device: Any) -> Any | None:
@@ -112,8 +114,8 @@ class TorchCalls:
         if opts.__class__ is not AllreduceOptions:
             tensors, opts = listed(tensors), options(AllreduceOptions, opts, timeout, reduceOp=op)
         tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).allreduce(tensors, opts)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.allreduce(tensors, opts)
         combine, limit = reduce_op(opts.reduceOp), opts.timeout
         limit = None if limit.days < 0 else limit
         if tensor.is_sparse:
@@ -126,8 +128,8 @@ class TorchCalls:
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
         """Combine each of the tensors in place."""
         opts = options(AllreduceCoalescedOptions, opts, None)
-        if not _on_cpu(tensors):
-            return self._elsewhere(tensors[0]).allreduce_coalesced(tensors, opts)
+        if not _on_cpu(tensors) and (other := self._elsewhere(tensors[0])) is not None:
+            return other.allreduce_coalesced(tensors, opts)
         call = self.group.all_reduce_coalesced(tensors, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, tensors)
 
@@ -137,8 +139,8 @@ class TorchCalls:
         if opts.__class__ is not BroadcastOptions:
             tensors, opts = listed(tensors), options(BroadcastOptions, opts, timeout, rootRank=root)
         tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).broadcast(tensors, opts)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.broadcast(tensors, opts)
         call = self.group.broadcast(tensor, opts.rootRank, opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, tensors)
 
@@ -150,8 +152,8 @@ class TorchCalls:
         if opts.__class__ is not ReduceOptions:
             tensors, opts = listed(tensors), options(ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
         tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).reduce(tensors, opts)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.reduce(tensors, opts)
         call = self.group.reduce(tensor, opts.rootRank, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, tensors)
 
@@ -164,8 +166,8 @@ class TorchCalls:
             output_tensors, input_tensors = nested(output_tensors), listed(input_tensors)
             opts = options(AllgatherOptions, opts, timeout)
         tensor = only(input_tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).allgather(output_tensors, input_tensors, opts)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.allgather(output_tensors, input_tensors, opts)
         call = self.group.all_gather(only(output_tensors), tensor, opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, self._gathered(output_tensors))
 
@@ -175,8 +177,8 @@ class TorchCalls:
     ) -> Any:
         """Copy tensor ``i`` of each rank ``r`` into ``output_lists[r][i]`` on every rank."""
         opts = options(AllgatherOptions, opts, None)
-        if not _on_cpu(input_list):
-            return self._elsewhere(input_list[0]).allgather_coalesced(output_lists, input_list, opts)
+        if not _on_cpu(input_list) and (other := self._elsewhere(input_list[0])) is not None:
+            return other.allgather_coalesced(output_lists, input_list, opts)
         call = self.group.all_gather_coalesced(output_lists, input_list, opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, output_lists)
 
@@ -184,8 +186,8 @@ class TorchCalls:
     def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Copy the tensors of all ranks, one after the other, into every rank's ``output``."""
         opts = options(AllgatherOptions, opts, timeout)
-        if not input.is_cpu:
-            return self._elsewhere(input).all_gather_single(output, input, opts)
+        if not input.is_cpu and (other := self._elsewhere(input)) is not None:
+            return other.all_gather_single(output, input, opts)
         call = self.group.all_gather_single(output, input, opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, [output])
 
@@ -193,8 +195,8 @@ class TorchCalls:
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
         """Make an all_gather_single of each output and input."""
         opts = options(AllgatherOptions, opts, None)
-        if not _on_cpu(inputs):
-            return self._elsewhere(inputs[0]).all_gather_single_coalesced(outputs, inputs, opts)
+        if not _on_cpu(inputs) and (other := self._elsewhere(inputs[0])) is not None:
+            return other.all_gather_single_coalesced(outputs, inputs, opts)
         call = self.group.all_gather_single_coalesced(outputs, inputs, opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, outputs)
 
@@ -213,8 +215,8 @@ class TorchCalls:
             output_tensors, input_tensors = nested(output_tensors), listed(input_tensors)
             opts = options(GatherOptions, opts, timeout, rootRank=root)
         tensor = only(input_tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).gather(output_tensors, input_tensors, opts)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.gather(output_tensors, input_tensors, opts)
         outputs = only(output_tensors) if output_tensors else None
         call = self.group.gather(tensor, outputs, opts.rootRank, opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, self._gathered(output_tensors))
@@ -223,8 +225,8 @@ class TorchCalls:
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
         """Copy the tensors of all ranks, one after the other, into ``output`` on the root."""
         opts = options(GatherOptions, opts, None)
-        if not input.is_cpu:
-            return self._elsewhere(input).gather_single(output, input, opts)
+        if not input.is_cpu and (other := self._elsewhere(input)) is not None:
+            return other.gather_single(output, input, opts)
         is_root = opts.rootRank == self.group.rank()
         outputs = list(output.reshape(self.group.size(), -1)) if is_root else None
         call = self.group.gather(input, outputs, opts.rootRank, opts.asyncOp, limit_of(opts))
@@ -245,8 +247,8 @@ class TorchCalls:
             output_tensors, input_tensors = listed(output_tensors), nested(input_tensors)
             opts = options(ScatterOptions, opts, timeout, rootRank=root)
         tensor = only(output_tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).scatter(output_tensors, input_tensors, opts)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.scatter(output_tensors, input_tensors, opts)
         inputs = only(input_tensors) if input_tensors else None
         call = self.group.scatter(tensor, inputs, opts.rootRank, opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, output_tensors)
@@ -266,8 +268,8 @@ class TorchCalls:
             output_tensors, input_tensors = listed(output_tensors), nested(input_tensors)
             opts = options(ReduceScatterOptions, opts, timeout, reduceOp=op)
         tensor = only(output_tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).reduce_scatter(output_tensors, input_tensors, opts)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.reduce_scatter(output_tensors, input_tensors, opts)
         call = self.group.reduce_scatter(
             tensor, only(input_tensors), reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts)
         )
@@ -277,8 +279,8 @@ class TorchCalls:
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Combine the inputs of all ranks; part ``r`` of the result goes to the output of rank ``r``."""
         opts = options(ReduceScatterOptions, opts, timeout)
-        if not input.is_cpu:
-            return self._elsewhere(input).reduce_scatter_single(output, input, opts)
+        if not input.is_cpu and (other := self._elsewhere(input)) is not None:
+            return other.reduce_scatter_single(output, input, opts)
         call = self.group.reduce_scatter_single(output, input, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, [output])
 
@@ -286,8 +288,8 @@ class TorchCalls:
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
         """Make a reduce_scatter_single of each output and input."""
         opts = options(ReduceScatterOptions, opts, None)
-        if not _on_cpu(inputs):
-            return self._elsewhere(inputs[0]).reduce_scatter_single_coalesced(outputs, inputs, opts)
+        if not _on_cpu(inputs) and (other := self._elsewhere(inputs[0])) is not None:
+            return other.reduce_scatter_single_coalesced(outputs, inputs, opts)
         call = self.group.reduce_scatter_single_coalesced(
             outputs, inputs, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts)
         )
@@ -297,8 +299,8 @@ class TorchCalls:
     def alltoall(self, output_tensors: Sequence[Any], input_tensors: Sequence[Any], opts: Any = None) -> Any:
         """Send ``input_tensors[r]`` to each rank ``r``, and receive ``output_tensors[r]`` from it."""
         opts = options(AllToAllOptions, opts, None)
-        if not _on_cpu(input_tensors):
-            return self._elsewhere(input_tensors[0]).alltoall(output_tensors, input_tensors, opts)
+        if not _on_cpu(input_tensors) and (other := self._elsewhere(input_tensors[0])) is not None:
+            return other.alltoall(output_tensors, input_tensors, opts)
         call = self.group.all_to_all(output_tensors, input_tensors, opts.asyncOp, limit_of(opts))
         return COMPLETED if call is None else TorchWork(call, output_tensors)
 
@@ -314,8 +316,8 @@ class TorchCalls:
     ) -> Any:
         """Send part ``r`` of the input to each rank ``r``, and receive part ``r`` of the output from it."""
         opts = options(AllToAllOptions, opts, timeout)
-        if not input.is_cpu:
-            return self._elsewhere(input).all_to_all_single(output, input, output_split_sizes, input_split_sizes, opts)
+        if not input.is_cpu and (other := self._elsewhere(input)) is not None:
+            return other.all_to_all_single(output, input, output_split_sizes, input_split_sizes, opts)
         call = self.group.all_to_all_single(
             output, input, output_split_sizes, input_split_sizes, opts.asyncOp, limit_of(opts)
         )
@@ -352,8 +354,8 @@ class TorchCalls:
     def send(self, tensors: Sequence[Any], dstRank: int, tag: int) -> Any:
         """Send a tensor to a rank, which receives it with the same tag."""
         tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).send(tensors, dstRank, tag)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.send(tensors, dstRank, tag)
         call = self.group.send(tensor, dstRank, tag, async_op=True)
         assert call is not None
         return TorchWork(call, tensors)
@@ -362,16 +364,16 @@ class TorchCalls:
     def recv(self, tensors: Sequence[Any], srcRank: int, tag: int) -> Any:
         """Receive a tensor from a rank."""
         tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).recv(tensors, srcRank, tag)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.recv(tensors, srcRank, tag)
         return TorchWork(self.group.irecv(tensor, srcRank, tag), tensors, self.group.group_rank)
 
     @profiled("recvAnySource")
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
         """Receive a tensor from whichever rank sends one with this tag."""
         tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).recv_anysource(tensors, tag)
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.recv_anysource(tensors, tag)
         return TorchWork(self.group.irecv(tensor, None, tag), tensors, self.group.group_rank)
 
 

@@ -8,7 +8,7 @@ group of some ranks of a default group of procgroup shares that group's connecti
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from procgroup.api import exit_hooks, lifecycle
-from procgroup.backends import registry
+from procgroup.backends import nccl_library, registry
 from procgroup.groups.group import ProcessGroup
 from procgroup.rendezvous import hosting
 from procgroup.torch_plugin.calls import TorchCalls
@@ -28,24 +28,36 @@ from procgroup.torch_plugin.store import TorchStore
 _last_store: list[Any] = []
 
 
-def create(options: Any, *, name: str, kind: type[TorchProcessGroup] = TorchProcessGroup) -> Any:
+def create(
+    options: Any, backend_options: Any = None, *, name: str, kind: type[TorchProcessGroup] = TorchProcessGroup
+) -> Any:
     """Make the group that torch describes, of this kind; return when all its ranks have.
 
-    Raises RendezvousTimeout or CollectiveTimeout, which name the ranks that did not come.
+    ``backend_options`` are those of NCCL: a dict of its options, or torch's ProcessGroupNCCL.Options. Raises
+    RendezvousTimeout or CollectiveTimeout, which name the ranks that did not come, and for options what
+    nccl_library.read_options raises.
     """
     members = list(options.global_ranks_in_group) or list(range(options.group_size))
-    group = make(options.store, options.group_rank, members, options.group_id, options.timeout)
+    group = make(options.store, options.group_rank, members, options.group_id, options.timeout, backend_options)
     created = kind(group.rank(), group.size())
     created.stand_for(group, options.store, name=name, members=members)
     return created
 
 
-def make(store: Any, rank: int, members: Sequence[int], group_name: str, timeout: timedelta) -> ProcessGroup:
+def make(
+    store: Any, rank: int, members: Sequence[int], group_name: str, timeout: timedelta, backend_options: Any = None
+) -> ProcessGroup:
     """Make procgroup's group of these global ranks, of which this one has the group rank ``rank``."""
+    config = _config(backend_options)
     world = _default_group()
     if world is not None:
         made = world.make_subgroup(
-            members, op="new_group", group_name=group_name, timeout=timeout, group_desc="undefined"
+            members,
+            op="new_group",
+            group_name=group_name,
+            timeout=timeout,
+            group_desc="undefined",
+            backend=(world.name(), str(config), config.make_backends),
         )
         exit_hooks.adopt(made, world)
         return made
@@ -56,13 +68,40 @@ def make(store: Any, rank: int, members: Sequence[int], group_name: str, timeout
     met = meeting.open_store(store, rank, len(members), timeout)
     try:
         group = lifecycle.make_group(
-            TorchStore(store), rank, members, group_name=group_name, timeout=timeout, meeting=met, started=started
+            TorchStore(store),
+            rank,
+            members,
+            group_name=group_name,
+            timeout=timeout,
+            meeting=met,
+            started=started,
+            config=config,
         )
     finally:
         hosting.let_go(met)
     if rank == 0:
         _last_store[:] = [store]
     return group
+
+
+def _config(backend_options: Any) -> registry.BackendConfig:
+    """Return what moves the tensors: NCCL those on GPUs, where it is found; otherwise they go through host memory."""
+    if not nccl_library.is_installed():
+        return registry.parse("procgroup")
+    config = registry.parse("cpu:procgroup,cuda:nccl")._replace(name="procgroup")
+    return config._replace(nccl_options=_nccl_options(backend_options))
+
+
+def _nccl_options(given: Any) -> Mapping[str, Any] | None:
+    """Return the options of NCCL. Of torch's object those of the fields that NCCL's documentation names are taken."""
+    if given is None or isinstance(given, Mapping):
+        return nccl_library.read_options(given) if given else None
+    configuration = getattr(given, "config", None)
+    fields = {name: getattr(configuration, name, None) for name in nccl_library.OPTIONS if name != "blocking"}
+    # torch leaves what was not chosen at NCCL's mark for that.
+    chosen = {name: value for name, value in fields.items() if value not in (None, nccl_library.UNSET)}
+    chosen[nccl_library.HIGH_PRIORITY] = bool(getattr(given, nccl_library.HIGH_PRIORITY, False))
+    return nccl_library.read_options(chosen)
 
 
 def _default_group() -> ProcessGroup | None:

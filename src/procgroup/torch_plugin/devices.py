@@ -14,6 +14,7 @@ import torch
 import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
+from procgroup import torch_plugin
 from procgroup.errors import DistBackendError
 
 
@@ -63,7 +64,8 @@ class OtherDevices:
     def _configured(self) -> dict[str, str]:
         """Return the backend's name for each kind of device. torch keeps it, and knows it once the group is made."""
         config = distributed_c10d._world.pg_backend_config.get(self._group)
-        return {} if config is None else dict(part.split(":") for part in str(config).split(","))
+        named = () if config is None else (part.split(":") for part in str(config).split(","))
+        return {kind: self._group.name() if name in torch_plugin.replaced else name for kind, name in named}
 
     def _make(self, kind: str) -> Any:
         name = self._configured()[kind]

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from procgroup.errors import CollectiveTimeout
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores import tcp
-from procgroup.torch_plugin import meeting, torchs_start
+from procgroup.torch_plugin import meeting, replaced, torchs_start
 from procgroup.torch_plugin.backend import takes_backends
 from procgroup.torch_plugin.creation import create, make
 from procgroup.torch_plugin.process_group import TorchProcessGroup
@@ -106,6 +106,7 @@ def _for_the_log() -> Any:
 
 def replace() -> None:
     """Let torch make procgroup's groups where it would make Gloo's. Idempotent."""
+    replaced.add("gloo")
     if takes_backends():
         distributed.Backend._plugins["GLOO"] = distributed.Backend._BackendPlugin(_create, True)
     else:

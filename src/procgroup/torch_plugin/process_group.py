@@ -11,14 +11,14 @@ import torch.distributed as distributed
 
 from procgroup.api import exit_hooks
 from procgroup.arrays.untraced import untraced
+from procgroup.backends.nccl import NcclBackend
 from procgroup.errors import DistBackendError
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.backend import TorchBackend, takes_backends
 from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.devices import OtherDevices
-from procgroup.torch_plugin.side_streams import can_stage
 
-_CPU = torch.device("cpu")
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @untraced
@@ -34,8 +34,10 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         self._group_desc = "undefined"
         self._other_devices = OtherDevices(self, store, group.timeout, list(members))
         if takes_backends():
+            backend = TorchBackend(group, name=name)
             self._set_default_backend(distributed.ProcessGroup.BackendType.CUSTOM)
-            self._register_backend(_CPU, distributed.ProcessGroup.BackendType.CUSTOM, TorchBackend(group, name=name))
+            for device in (_CPU, _CUDA):
+                self._register_backend(device, distributed.ProcessGroup.BackendType.CUSTOM, backend)
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name by which torch knows the group."""
@@ -59,21 +61,33 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
 
     @property
     def _device_types(self) -> list[Any]:
-        return [_CPU, *(torch.device(kind) for kind in self._other_devices.kinds() if kind != "cpu")]
+        own = [_CPU, _CUDA] if torch.cuda.is_available() else [_CPU]
+        return own + [device for kind in self._other_devices.kinds() if (device := torch.device(kind)) not in own]
 
     def _get_backend(self, device: Any) -> Any:
         if device.type == "cpu":
             return self
         other = self._other_devices.group_of(device)
-        if other is None and not can_stage(device):
+        if other is not None:
+            return other._get_backend(device)
+        if device.type != "cuda":
             raise DistBackendError(
                 f"group {self._group_name} has no backend for tensors on {device.type}. "
                 f"Name one: init_process_group('cpu:{self._name},{device.type}:...')."
             )
-        return self if other is None else other._get_backend(device)
+        return self
 
-    def _elsewhere(self, tensor: Any) -> Any:
-        """Return torch's group for a tensor that is not in CPU memory, or else what stages it."""
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Let NCCL connect the ranks on this GPU now, and not in the first call: ``device_id`` was given to torch."""
+        self.bound_device_id = device
+        backend = self.group.backends.get(device.type)
+        if isinstance(backend, NcclBackend):
+            self.group.calls.open_backend(
+                lambda root, number: backend.connect(device.index), self.group.timeout.total_seconds()
+            )
+
+    def _elsewhere(self, tensor: Any) -> Any | None:
+        """Return torch's group for a tensor on a device that has another backend."""
         return self._other_devices.group_of(tensor.device) or super()._elsewhere(tensor)
 
     def _elsewhere_at(self, device: Any) -> Any | None:

@@ -33,7 +33,7 @@ def all_reduce(group: ProcessGroup, tensor: Any, op: AnyReduceOp, timeout: Timeo
 
 def _counts(group: ProcessGroup, mine: Any, timeout: Timeout | None) -> list[int]:
     """Return how many indices each rank has. Their tensors' shapes must agree."""
-    facts = torch.tensor([mine._nnz(), mine.sparse_dim(), *mine.shape])
+    facts = torch.tensor([mine._nnz(), mine.sparse_dim(), *mine.shape], device="cpu")
     everyones = [torch.empty_like(facts) for _ in range(group.size())]
     group.all_gather(everyones, facts, timeout=timeout)
     for rank, others in enumerate(everyones):
@@ -47,6 +47,6 @@ def _counts(group: ProcessGroup, mine: Any, timeout: Timeout | None) -> list[int
 
 def _gathered(group: ProcessGroup, rows: Any, counts: list[int], timeout: Timeout | None) -> Any:
     """Return the rows of all ranks, one rank's after the other's."""
-    everyones = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
+    everyones = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
     group.all_gather(list(everyones.split(counts)), rows, timeout=timeout)
     return everyones

@@ -7,6 +7,7 @@ what the future raises.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -35,6 +36,11 @@ class Call(Protocol):
     def result(self) -> list[Any]: ...
 
     def source_rank(self) -> int: ...
+
+    def block_current_stream(self) -> None: ...
+
+    @property
+    def stream(self) -> int | None: ...
 
     def get_future(self) -> Future: ...
 
@@ -80,8 +86,8 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         self._call.wait()
 
     def block_current_stream(self) -> None:
-        """Wait until the call has completed: on CPUs the calling thread is the stream."""
-        self._call.wait()
+        """Let the current streams of the tensors' GPUs wait for the call; on CPUs the calling thread is the stream."""
+        self._call.block_current_stream()
 
     def source_rank(self) -> int:
         """Return the group rank of a completed receive's sender. RuntimeError for other calls."""
@@ -103,7 +109,13 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         self._call.get_future().add_done_callback(lambda _: callback())
 
     def _make_future(self) -> Any:
-        end = torch.futures.Future()
+        device = _gpu_of(self._outputs)
+        end = torch.futures.Future(devices=None if device is None else [device])
+        stream = None if device is None else self._call.stream
+        if stream is not None:  # it is queued: what uses the tensors on a stream comes after that one's work
+            with torch.cuda.stream(_stream(stream, device)):
+                end.set_result(self._outputs)
+            return end
 
         def outcome(_end: Any) -> Any:
             error = self._call.exception()
@@ -117,6 +129,20 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         else:
             self._call.get_future().add_done_callback(lambda _: callbacks.run(lambda: end.set_result(None)))
         return future
+
+
+def _gpu_of(outputs: Any) -> Any | None:
+    """Return the device of the first tensor, where that is a GPU."""
+    while isinstance(outputs, (list, tuple)):
+        if not outputs:
+            return None
+        outputs = outputs[0]
+    return outputs.device if outputs.is_cuda else None
+
+
+@functools.lru_cache(1024)
+def _stream(handle: int, device: Any) -> Any:
+    return torch.cuda.ExternalStream(handle, device)
 
 
 class _CompletedCall:
@@ -136,6 +162,13 @@ class _CompletedCall:
 
     def result(self) -> list[Any]:
         return []
+
+    def block_current_stream(self) -> None:
+        """Do nothing."""
+
+    @property
+    def stream(self) -> None:
+        """None: it is queued on no stream."""
 
     def source_rank(self) -> int:
         raise RuntimeError("sourceRank() is for receives; this call was a blocking collective, which has completed.")

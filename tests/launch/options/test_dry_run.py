@@ -67,10 +67,14 @@ def test_every_variable_that_a_rank_gets_is_shown_with_its_source(dry_run: Any) 
 
 
 def test_all_that_the_launcher_adds_to_a_rank_s_environment_was_shown(dry_run: Any, launcher: Any) -> None:
-    shown = dry_run("--replace-gloo")
-    found = launcher.run("import os; print(*os.environ)", "--replace-gloo").stdout.removeprefix("[rank 0] ").split()
+    shown = dry_run("--replace-gloo", "--replace-nccl")
+    found = (
+        launcher.run("import os; print(*os.environ)", "--replace-gloo", "--replace-nccl")
+        .stdout.removeprefix("[rank 0] ")
+        .split()
+    )
     added = set(found) - set(os.environ)
-    assert {"RANK", "MASTER_PORT", "PROCGROUP_REPLACE_GLOO"} <= added
+    assert {"RANK", "MASTER_PORT", "PROCGROUP_REPLACE_GLOO", "PROCGROUP_REPLACE_NCCL"} <= added
     assert {name for name in added if f"\n  {name} " not in shown.text} == set()
 
 

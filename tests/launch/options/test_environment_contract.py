@@ -169,7 +169,8 @@ def test_the_master_port_is_free_for_rank_0_and_for_nobody_else(launcher: Any) -
     assert "bound" in done.stdout
 
 
-def test_replace_gloo_is_passed_on(launcher: Any) -> None:
-    source = "import os; print(os.environ.get('PROCGROUP_REPLACE_GLOO'))"
-    assert "1" in launcher.run(source, "--replace-gloo").stdout
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_what_is_to_be_replaced_is_passed_on(launcher: Any, backend: str) -> None:
+    source = f"import os; print(os.environ.get('PROCGROUP_REPLACE_{backend.upper()}'))"
+    assert "1" in launcher.run(source, f"--replace-{backend}").stdout
     assert "None" in launcher.run(source).stdout

@@ -81,6 +81,7 @@ class JobPlan(NamedTuple):
     role: str = "default"
     signals: tuple[Signals, ...] = ()
     replace_gloo: bool = False
+    replace_nccl: bool = False
     replacements: int = 0
     keeps_going: bool = False
 
@@ -172,6 +173,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         role=options.role,
         signals=tuple(options.signals_to_handle),
         replace_gloo=options.replace_gloo,
+        replace_nccl=options.replace_nccl,
         replacements=options.max_restarts if options.replace else 0,
         keeps_going=options.keep_going,
     )

@@ -9,6 +9,7 @@ from procgroup.environ import (
     PROCGROUP_JOB_KEY,
     PROCGROUP_NOTICE,
     PROCGROUP_REPLACE_GLOO,
+    PROCGROUP_REPLACE_NCCL,
     PROCGROUP_REPORT_SOCKET,
     PROCGROUP_STORE_KEY,
 )
@@ -113,6 +114,8 @@ class CommandProgram:
         }
         if self.plan.replace_gloo:
             contract[PROCGROUP_REPLACE_GLOO.name] = "1"
+        if self.plan.replace_nccl:
+            contract[PROCGROUP_REPLACE_NCCL.name] = "1"
         given = {name: value for name, value in base.items() if value or name not in defaults}
         given.pop(PROCGROUP_STORE_KEY.name, None)  # of another store, where a child of ``spawn`` starts the launcher
         devices = self.placement.devices.environment(local_rank)
