@@ -29,26 +29,32 @@ _last_store: list[Any] = []
 
 
 def create(
-    options: Any, backend_options: Any = None, *, name: str, kind: type[TorchProcessGroup] = TorchProcessGroup
+    options: Any,
+    backend_options: Any = None,
+    *,
+    name: str,
+    kind: type[TorchProcessGroup] = TorchProcessGroup,
+    by_nccl: bool = True,
 ) -> Any:
     """Make the group that torch describes, of this kind; return when all its ranks have.
 
+    ``by_nccl`` lets NCCL move tensors on GPUs, where it is found; otherwise they go through host memory.
     ``backend_options`` are those of NCCL: a dict of its options, or torch's ProcessGroupNCCL.Options. Raises
     RendezvousTimeout or CollectiveTimeout, which name the ranks that did not come, and for options what
     nccl_library.read_options raises.
     """
     members = list(options.global_ranks_in_group) or list(range(options.group_size))
-    group = make(options.store, options.group_rank, members, options.group_id, options.timeout, backend_options)
+    config = configuration(backend_options) if by_nccl else WITHOUT_NCCL
+    group = make(options.store, options.group_rank, members, options.group_id, options.timeout, config)
     created = kind(group.rank(), group.size())
     created.stand_for(group, options.store, name=name, members=members)
     return created
 
 
 def make(
-    store: Any, rank: int, members: Sequence[int], group_name: str, timeout: timedelta, backend_options: Any = None
+    store: Any, rank: int, members: Sequence[int], group_name: str, timeout: timedelta, config: registry.BackendConfig
 ) -> ProcessGroup:
     """Make procgroup's group of these global ranks, of which this one has the group rank ``rank``."""
-    config = _config(backend_options)
     world = _default_group()
     if world is not None:
         made = world.make_subgroup(
@@ -84,10 +90,14 @@ def make(
     return group
 
 
-def _config(backend_options: Any) -> registry.BackendConfig:
-    """Return what moves the tensors: NCCL those on GPUs, where it is found; otherwise they go through host memory."""
+WITHOUT_NCCL = registry.parse("procgroup")
+"""Tensors on GPUs go through host memory."""
+
+
+def configuration(backend_options: Any) -> registry.BackendConfig:
+    """Return what moves the tensors: NCCL those on GPUs, where it is found. For the options see ``create``."""
     if not nccl_library.is_installed():
-        return registry.parse("procgroup")
+        return WITHOUT_NCCL
     config = registry.parse("cpu:procgroup,cuda:nccl")._replace(name="procgroup")
     return config._replace(nccl_options=_nccl_options(backend_options))
 

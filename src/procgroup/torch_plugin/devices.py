@@ -64,12 +64,13 @@ class OtherDevices:
     def _configured(self) -> dict[str, str]:
         """Return the backend's name for each kind of device. torch keeps it, and knows it once the group is made."""
         config = distributed_c10d._world.pg_backend_config.get(self._group)
-        named = () if config is None else (part.split(":") for part in str(config).split(","))
-        return {kind: self._group.name() if name in torch_plugin.replaced else name for kind, name in named}
+        return {} if config is None else dict(part.split(":") for part in str(config).split(","))
 
     def _make(self, kind: str) -> Any:
         name = self._configured()[kind]
         store = distributed.PrefixStore(f"{kind}/", self._store)
+        if name in torch_plugin.replaced:
+            return self._of_procgroup(name, kind, store)
         backend = self._nccl(store) if name == "nccl" else self._of_plugin(name, kind, store)
         group = distributed.ProcessGroup(store, self._group.rank(), self._group.size())
         type_of_backend = distributed.Backend.backend_type_map[name]
@@ -78,6 +79,13 @@ class OtherDevices:
         group._set_group_name(f"{self._group.group_name}:{kind}")
         group._set_group_desc(self._group.group_desc)
         return group
+
+    def _of_procgroup(self, name: str, kind: str, store: Any) -> Any:
+        from procgroup.torch_plugin import creation  # which imports this module
+
+        facts = self._facts(store)
+        facts.group_id = f"{facts.group_id}:{kind}"
+        return creation.create(facts, name=name, by_nccl=name == "nccl")
 
     def _nccl(self, store: Any) -> Any:
         options = distributed.ProcessGroupNCCL.Options()
@@ -95,6 +103,10 @@ class OtherDevices:
             )
         if not plugin.extended_api:
             return plugin.creator_fn(store, self._group.rank(), self._group.size(), self._timeout)
+        return plugin.creator_fn(self._facts(store), None)
+
+    def _facts(self, store: Any) -> Any:
+        """Return what torch tells a plug-in that makes a group."""
         facts = distributed_c10d._DistributedBackendOptions()
         facts.store = store
         facts.group_rank = self._group.rank()
@@ -102,4 +114,4 @@ class OtherDevices:
         facts.timeout = self._timeout
         facts.group_id = self._group.group_name
         facts.global_ranks_in_group = self._members
-        return plugin.creator_fn(facts, None)
+        return facts

@@ -22,7 +22,7 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.stores import tcp
 from procgroup.torch_plugin import meeting, replaced, torchs_start
 from procgroup.torch_plugin.backend import takes_backends
-from procgroup.torch_plugin.creation import create, make
+from procgroup.torch_plugin.creation import WITHOUT_NCCL, create, make
 from procgroup.torch_plugin.process_group import TorchProcessGroup
 from procgroup.types import DEFAULT_TIMEOUT
 
@@ -77,7 +77,7 @@ class InPlaceOfGloo(NamedGloo, metaclass=_GlooKind):
         """Connect with the other ranks: torch calls this once, when it has filled in ``options``."""
         rank, size = self._place
         members = list(self.options.global_ranks_in_group) or list(range(size))
-        group = make(self._store, rank, members, self.options.group_name, self._timeout)
+        group = make(self._store, rank, members, self.options.group_name, self._timeout, WITHOUT_NCCL)
         self.stand_for(group, self._store, name="gloo", members=members)
 
 
@@ -117,7 +117,7 @@ def replace() -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    group = create(options, name="gloo", kind=NamedGloo)
+    group = create(options, name="gloo", kind=NamedGloo, by_nccl=False)
     group.options = _options(options.timeout)
     return group
 

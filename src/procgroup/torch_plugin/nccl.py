@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from procgroup.api.options import NCCL_TIMEOUT
 from procgroup.torch_plugin import replaced
 from procgroup.torch_plugin.backend import takes_backends
-from procgroup.torch_plugin.creation import create, make
+from procgroup.torch_plugin.creation import configuration, create, make
 from procgroup.torch_plugin.process_group import TorchProcessGroup
 
 _Nccl: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
@@ -75,7 +75,8 @@ class InPlaceOfNccl(NamedNccl):
         super().__init__(rank, size)
         self.options = self.Options() if options is None else options
         members = list(self.options.global_ranks_in_group) or list(range(size))
-        group = make(store, rank, members, self.options.group_name, self.options._timeout, self.options)
+        config = configuration(self.options)
+        group = make(store, rank, members, self.options.group_name, self.options._timeout, config)
         self.stand_for(group, store, name="nccl", members=members)
 
 
