@@ -42,6 +42,10 @@ def test_what_passes_on_gloo_passes_on_procgroup_under_its_own_name() -> None:
     check("procgroup", sample(passing_on("procgroup"), 10))
 
 
+def test_what_passes_in_nccl_s_place_does() -> None:
+    check("nccl", sample(passing_on("nccl"), 12))
+
+
 @pytest.mark.slow
 def test_the_list_says_what_passes_on_gloo() -> None:
     passed = [verdict.test for verdict in play("gloo") if verdict.outcome == "passed"]

@@ -7,6 +7,7 @@ there are more than two of them, within the tolerance that the program says.
 
     python tests/parity/torch_programs.py gloo             # run all on Gloo alone
     python tests/parity/torch_programs.py procgroup ddp    # those whose names have "ddp" in them, on both
+    python tests/parity/torch_programs.py gpus             # on Gloo, and on procgroup on stand-in GPUs
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS = 60.0
 """What one program may take."""
+ON_GPUS = 1e-5
 
 if __name__ == "__main__":
     sys.path.insert(0, str(TESTS))
 
+GPUS = "gpus"
+"""Not a backend: procgroup's, for tensors on stand-in GPUs. It is played without others."""
 KINDS = ["collectives", "groups", "ddp", "sharded", "stages"]
 Function = Callable[[int, int, Path], Any]
 
@@ -57,12 +61,16 @@ class Played:
 
 def play(kinds: Sequence[str], backends: Sequence[str], *, parts: Sequence[str] = (), sample: int = 0) -> list[Played]:
     """Run programs of these kinds on each of the backends: all, those with a part in their names, or a sample."""
+    from torch_gpus import stand_in_torch
+
     from world import run_command
 
     with tempfile.TemporaryDirectory(prefix="torch-programs-") as folder:
         Path(folder, "task").write_text(json.dumps([list(kinds), list(backends), list(parts), sample]))
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         surroundings = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        if GPUS in backends:
+            surroundings |= stand_in_torch.environment(gpus=8) | {"OMP_NUM_THREADS": "1"}
         ranks = Path(__file__).with_name("torch_programs_ranks.py")
         done = run_command([sys.executable, str(ranks), folder], timeout=1700, environment=surroundings)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -71,16 +79,23 @@ def play(kinds: Sequence[str], backends: Sequence[str], *, parts: Sequence[str] 
 
 
 def compare(played: Sequence[Played]) -> list[str]:
-    """Return what is wrong: programs that failed, and those whose results differ between the backends."""
+    """Return what is wrong: programs that failed, and those whose results differ between the backends.
+
+    On GPUs torch composes some operations of others: there the least tolerance is ON_GPUS.
+    """
     wrong = [f"{one.backend}: {one.program}: {one.failure}" for one in played if one.failure]
     whole: dict[str, list[Played]] = {}
     for one in played:
         if not one.failure:
             whole.setdefault(one.program, []).append(one)
     for name, (first, *others) in whole.items():
-        texts = [(one.backend, difference(first.results, one.results, first.tolerance)) for one in others]
+        texts = [(one.backend, difference(first.results, one.results, _tolerance(one))) for one in others]
         wrong += [f"{name} on {first.backend} and {backend}: {text}" for backend, text in texts if text]
     return wrong
+
+
+def _tolerance(played: Played) -> float:
+    return max(played.tolerance, ON_GPUS) if played.backend == GPUS else played.tolerance
 
 
 def difference(theirs: Any, ours: Any, tolerance: float, where: str = "") -> str:
@@ -112,11 +127,13 @@ def difference(theirs: Any, ours: Any, tolerance: float, where: str = "") -> str
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run programs of torch.distributed on Gloo and on procgroup.")
-    parser.add_argument("backend", choices=["gloo", "procgroup"])
+    parser.add_argument("backend", choices=["gloo", "procgroup", GPUS])
     parser.add_argument("names", nargs="*", help="parts of the programs' names")
     options = parser.parse_args(arguments)
-    backends = ["gloo"] if options.backend == "gloo" else ["gloo", "procgroup"]
+    backends = ["gloo", "procgroup"] if options.backend == "procgroup" else ["gloo"]
     played = play(KINDS, backends, parts=options.names)
+    if options.backend == GPUS:
+        played += play(KINDS, [GPUS], parts=options.names)
     for one in played:
         print(f"{'failed' if one.failure else 'done':6} {one.seconds:5.1f} s {one.backend:9} {one.program}")
     wrong = compare(played)

@@ -80,7 +80,8 @@ class Normed(nn.Module):
 
 
 def batch(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(6, 8, generator=torch.Generator().manual_seed(100 * rank + step))
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randn(6, 8, generator=generator, device="cpu").to(torch.get_default_device())
 
 
 def loss_of(out: torch.Tensor) -> torch.Tensor:

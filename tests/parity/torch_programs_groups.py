@@ -51,7 +51,7 @@ def group_of_members_only(rank: int, size: int, folder: Path) -> Any:
 
 
 def meshes(rank: int, size: int, folder: Path) -> Any:
-    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "model"))
+    mesh = init_device_mesh(torch.get_default_device().type, (2, size // 2), mesh_dim_names=("data", "model"))
     results: list[Any] = [mesh.get_coordinate(), mesh.get_local_rank("data"), mesh.get_local_rank("model")]
     for name in ("data", "model"):
         tensor = numbers(rank)

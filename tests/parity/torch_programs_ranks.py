@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from importlib import import_module
 from itertools import product
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from parity import forked, torch_groups
-from parity.torch_programs import SECONDS, Function, Played, Program
+from parity.torch_programs import GPUS, SECONDS, Function, Played, Program
 
 SUMS_OF_MANY = 1e-5
 """What float32 sums of three ranks and more may be apart after some steps: their order is each library's own."""
@@ -30,7 +31,7 @@ def main(folder: str) -> int:
 
     torch.set_num_threads(1)
     kinds, backends, parts, sample = json.loads(Path(folder, "task").read_text())
-    if "procgroup" in backends:
+    if backends != ["gloo"]:
         import procgroup.torch_plugin
 
         procgroup.torch_plugin.register()
@@ -78,10 +79,14 @@ def be_rank(rank: int, place: Path, function: Function, size: int, backend: str,
 
     torch_groups.write_down(Path(place, f"{rank}.groups"))
     store = dist.FileStore(f"{place}/store", size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS / 2))
+    if backend == GPUS:
+        torch.cuda.set_device(rank)
+    name = "procgroup" if backend == GPUS else backend
+    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS / 2))
     torch.manual_seed(7)
     try:
-        result = plain(function(rank, size, shared))
+        with torch.device("cuda", rank) if backend == GPUS else nullcontext():
+            result = plain(function(rank, size, shared))
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

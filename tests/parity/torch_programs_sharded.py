@@ -66,12 +66,14 @@ def train(model: nn.Module, rank: int, *, clip: bool = False) -> tuple[torch.opt
 
 def fsdp1(strategy: ShardingStrategy, rank: int, size: int, folder: Path, **options: Any) -> Any:
     if strategy is ShardingStrategy.HYBRID_SHARD:
-        options["device_mesh"] = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "shards"))
+        options["device_mesh"] = init_device_mesh(
+            torch.get_default_device().type, (2, size // 2), mesh_dim_names=("copies", "shards")
+        )
     model = FullyShardedDataParallel(
         blocks(),
         sharding_strategy=strategy,
         auto_wrap_policy=ModuleWrapPolicy({Block}),
-        device_id=torch.device("cpu"),
+        device_id=torch.get_default_device(),
         **options,
     )
     _, losses = train(model, rank)
@@ -81,7 +83,7 @@ def fsdp1(strategy: ShardingStrategy, rank: int, size: int, folder: Path, **opti
 
 def fsdp1_accumulating(rank: int, size: int, folder: Path) -> Any:
     model = FullyShardedDataParallel(
-        blocks(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"), use_orig_params=True
+        blocks(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.get_default_device(), use_orig_params=True
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with model.no_sync():
@@ -95,7 +97,7 @@ def fsdp1_accumulating(rank: int, size: int, folder: Path) -> Any:
 
 def sharded(shape: tuple[int, ...], **options: Any) -> nn.Module:
     """Shard each block and the whole, on a mesh of this shape."""
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
+    mesh = init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
     model = blocks()
     for block in model:
         fully_shard(block, mesh=mesh, **options)
@@ -124,7 +126,7 @@ def fsdp2_accumulating(rank: int, size: int, folder: Path) -> Any:
 
 
 def tensor_parallel(rank: int, size: int, folder: Path) -> Any:
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     model = blocks(2)
     for block in model:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -133,7 +135,7 @@ def tensor_parallel(rank: int, size: int, folder: Path) -> Any:
 
 
 def sequence_parallel(rank: int, size: int, folder: Path) -> Any:
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     torch.manual_seed(3)
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8))
     parallelize_module(
@@ -153,7 +155,7 @@ def sequence_parallel(rank: int, size: int, folder: Path) -> Any:
 
 
 def parallel_loss(rank: int, size: int, folder: Path) -> Any:
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     torch.manual_seed(3)
     model = nn.Linear(8, 6)
     parallelize_module(model, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
@@ -164,7 +166,7 @@ def parallel_loss(rank: int, size: int, folder: Path) -> Any:
 
 
 def parallel_in_two_ways(rank: int, size: int, folder: Path) -> Any:
-    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(torch.get_default_device().type, (2, size // 2), mesh_dim_names=("data", "tensor"))
     model = blocks(2)
     for block in model:
         parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -175,7 +177,7 @@ def parallel_in_two_ways(rank: int, size: int, folder: Path) -> Any:
 
 
 def redistributed(rank: int, size: int, folder: Path) -> Any:
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     whole = torch.arange(7.0 * 6).reshape(7, 6)
     rows = distribute_tensor(whole, mesh, [Shard(0)])
     partial_sums = DTensor.from_local(torch.full((4, 6), float(rank)), mesh, [Partial()])
@@ -192,7 +194,7 @@ def redistributed(rank: int, size: int, folder: Path) -> Any:
 
 
 def moved_on_two_axes(rank: int, size: int, folder: Path) -> Any:
-    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("a", "b"))
+    mesh = init_device_mesh(torch.get_default_device().type, (2, size // 2), mesh_dim_names=("a", "b"))
     whole = torch.arange(8.0 * 4).reshape(8, 4)
     tensor = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
     moved = tensor.redistribute(mesh, [Shard(1), Shard(0)])

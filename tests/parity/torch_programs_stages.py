@@ -32,7 +32,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def pipeline(schedule: Any, rank: int, size: int, folder: Path) -> Any:
-    stage = PipelineStage(blocks(size)[rank], rank, size, torch.device("cpu"))
+    stage = PipelineStage(blocks(size)[rank], rank, size, torch.get_default_device())
     return _steps(schedule(stage, 4, loss_fn=lambda out, target: loss_of(out - target)), stage, rank, size - 1)
 
 
@@ -40,7 +40,7 @@ def pipeline_traced(rank: int, size: int, folder: Path) -> Any:
     """Cut a model into stages by what torch.export sees of it."""
     splits = {str(number): SplitPoint.BEGINNING for number in range(1, size)}
     stage = trace_pipeline(blocks(size), mb_args=(batch(0, 0),), split_spec=splits).build_stage(
-        rank, torch.device("cpu")
+        rank, torch.get_default_device()
     )
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: loss_of(out - target))
     return _steps(schedule, stage, rank, size - 1)
@@ -49,7 +49,7 @@ def pipeline_traced(rank: int, size: int, folder: Path) -> Any:
 def pipeline_of_loops(rank: int, size: int, folder: Path) -> Any:
     parts = blocks(2 * size)
     numbers = [rank, rank + size]
-    stages = [PipelineStage(parts[number], number, 2 * size, torch.device("cpu")) for number in numbers]
+    stages = [PipelineStage(parts[number], number, 2 * size, torch.get_default_device()) for number in numbers]
     schedule = ScheduleInterleaved1F1B(stages, 2 * size, loss_fn=lambda out, target: loss_of(out - target))
     return _steps(schedule, *stages, rank, size - 1)
 
@@ -57,7 +57,7 @@ def pipeline_of_loops(rank: int, size: int, folder: Path) -> Any:
 def pipeline_of_zero_bubble(rank: int, size: int, folder: Path) -> Any:
     parts = blocks(2 * size)
     numbers = [rank, 2 * size - 1 - rank]
-    stages = [PipelineStage(parts[number], number, 2 * size, torch.device("cpu")) for number in numbers]
+    stages = [PipelineStage(parts[number], number, 2 * size, torch.get_default_device()) for number in numbers]
     schedule = ScheduleZBVZeroBubble(stages, 2 * size, loss_fn=lambda out, target: loss_of(out - target))
     return _steps(schedule, *stages, rank, 0)
 
@@ -96,7 +96,7 @@ def loaded(rank: int, size: int, folder: Path) -> Any:
 
 
 def saved_beside(rank: int, size: int, folder: Path) -> Any:
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     state = {"rows": distribute_tensor(torch.arange(24.0).reshape(6, 4), mesh, [Shard(0)]), "rank 0": rank * 0}
     dcp.async_save(state, checkpoint_id=folder / "beside", process_group=dist.new_group()).result()
     read = {"rows": distribute_tensor(torch.zeros(6, 4), mesh, [Shard(1)]), "rank 0": -1}

@@ -1,13 +1,15 @@
-"""PyTorch's own tests of torch.distributed, run on Gloo and on procgroup, with three ranks on CPU.
+"""PyTorch's own tests of torch.distributed, run on Gloo and on procgroup, with three ranks.
 
 They are the tests of ``torch.testing._internal.distributed.distributed_test`` in the installed wheel, which PyTorch
 runs on each of its backends. Many of them look at the backend's name to know whether they apply, so that is decided
 with Gloo's name always. They are run on procgroup twice: under Gloo's name (PROCGROUP_REPLACE_GLOO), and under its
-own. Every group that a test makes is looked at, so that none of them is Gloo's in truth.
+own. In NCCL's place (PROCGROUP_REPLACE_NCCL) they are run on stand-in GPUs. Every group that a test makes is looked
+at, so that none of them is Gloo's in truth.
 
     python tests/parity/torch_suite.py gloo --write      # run all on Gloo, and write down which pass
     python tests/parity/torch_suite.py replaced          # run those on procgroup under Gloo's name
     python tests/parity/torch_suite.py procgroup test_reduce_sum test_gather
+    python tests/parity/torch_suite.py nccl --write      # run all in NCCL's place, and write down which pass
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 PASSES = Path(__file__).with_name("torch_suite_passes.txt")
+PASSES_ON_GPUS = Path(__file__).with_name("torch_suite_passes_on_gpus.txt")
 SIZE = 3
 SECONDS = 120.0
 """What one test may take, and none of those that pass comes near."""
@@ -50,8 +53,9 @@ GLOO_BY_NAME = [
 ]
 """They cannot pass under another name: they, or torch's monitored_barrier, ask for a backend called "gloo"."""
 
-ON = ["gloo", "replaced", "procgroup"]
-"""What the tests are run on: Gloo, procgroup under Gloo's name, and procgroup under its own."""
+NCCL = "nccl"
+ON = ["gloo", "replaced", "procgroup", NCCL]
+"""What the tests are run on: Gloo, procgroup under Gloo's name, under its own, and in NCCL's place on stand-in GPUs."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,15 @@ class Verdict:
 
 def play(backend: str, tests: Sequence[str] = ()) -> list[Verdict]:
     """Run the tests, or all there are, one after the other, and return what became of each."""
+    from torch_gpus import stand_in_torch
+
     from world import run_command
 
     with tempfile.TemporaryDirectory(prefix="torch-suite-") as folder:
         Path(folder, "task").write_text(json.dumps({"backend": backend, "tests": list(tests)}))
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         surroundings = {
-            "BACKEND": "gloo",
+            "BACKEND": "nccl" if backend == NCCL else "gloo",
             "PROCGROUP_REPLACE_GLOO": str(int(backend == "replaced")),
             "PYTHONPATH": path,
             "WORLD_SIZE": str(SIZE),
@@ -87,6 +93,9 @@ def play(backend: str, tests: Sequence[str] = ()) -> list[Verdict]:
             "GLOO_SOCKET_IFNAME": "lo",
             "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
         }
+        if backend == NCCL:
+            surroundings |= {**stand_in_torch.environment(gpus=SIZE), "PROCGROUP_REPLACE_NCCL": "1"}
+            surroundings["PROCGROUP_REPLACE_GLOO"] = "1"
         ranks = Path(__file__).with_name("torch_suite_ranks.py")
         limit = 120 + SECONDS * (len(tests) or 1000)
         done = run_command([sys.executable, str(ranks), folder], timeout=limit, environment=surroundings)
@@ -100,26 +109,28 @@ def leave(folder: str, verdict: Verdict) -> None:
         file.write(json.dumps(asdict(verdict)) + "\n")
 
 
-def passing_on_gloo() -> list[str]:
-    """Return the names in torch_suite_passes.txt."""
-    return [line for line in PASSES.read_text().splitlines() if line and not line.startswith("#")]
+def _names_in(passes: Path) -> list[str]:
+    return [line for line in passes.read_text().splitlines() if line and not line.startswith("#")]
 
 
 def passing_on(backend: str) -> list[str]:
     """Return the tests that are to pass on one of what they can be run on."""
+    if backend == NCCL:
+        return _names_in(PASSES_ON_GPUS)
     if backend != "procgroup":
-        return passing_on_gloo()
-    return [test for test in passing_on_gloo() if test not in GLOO_BY_NAME] + BEYOND_GLOO
+        return _names_in(PASSES)
+    return [test for test in _names_in(PASSES) if test not in GLOO_BY_NAME] + BEYOND_GLOO
 
 
-def page(verdicts: Sequence[Verdict], version: str) -> str:
-    """Return the text of torch_suite_passes.txt."""
+def page(verdicts: Sequence[Verdict], version: str, backend: str) -> str:
+    """Return the text of torch_suite_passes.txt, or of torch_suite_passes_on_gpus.txt."""
+    where = "on procgroup in NCCL's place, on stand-in GPUs" if backend == NCCL else "on Gloo, on CPU"
     counts = Counter(verdict.outcome for verdict in verdicts)
     reasons = Counter(verdict.reason for verdict in verdicts if verdict.outcome == "skipped")
     lines = [
         f"# Of PyTorch {version}'s own {len(verdicts)} tests of torch.distributed, these {counts['passed']} pass",
-        f"# on Gloo, on CPU, with {SIZE} ranks.",
-        "# Written by: python tests/parity/torch_suite.py gloo --write",
+        f"# {where}, with {SIZE} ranks.",
+        f"# Written by: python tests/parity/torch_suite.py {backend} --write",
         f"# {counts['skipped']} are skipped:",
         *(f"#   {count} {reason}" for reason, count in reasons.most_common()),
         f"# {counts['failed']} fail:",
@@ -144,7 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         import torch
 
-        PASSES.write_text(page(verdicts, torch.__version__.split("+")[0]))
+        passes = PASSES_ON_GPUS if options.backend == NCCL else PASSES
+        passes.write_text(page(verdicts, torch.__version__.split("+")[0], options.backend))
     if options.output:
         failed = (verdict for verdict in verdicts if verdict.outcome == "failed")
         options.output.write_text("\n".join(f"=== {verdict.test}\n{verdict.output}" for verdict in failed))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch_gpus import batch_norm_kernels
 
 _CUDA = 1  # c10::DeviceType
 
@@ -87,8 +88,41 @@ def get_device_properties(device: Any = None) -> Any:
     return SimpleNamespace(name="stand-in GPU", major=9, minor=0, total_memory=1 << 34, multi_processor_count=1)
 
 
+def _bytes_of(storage: Any) -> Any:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+class _Storage:
+    """Methods of torch.UntypedStorage that a torch without CUDA has for the host alone."""
+
+    def resize_(self, size: int) -> Any:
+        if self.device.type == "cpu":  # type: ignore[attr-defined]
+            return _resize(self, size)
+        torch.ops.stand_in.set_bytes(_bytes_of(self), int(size))
+        return self
+
+    def copy_(self, source: Any, non_blocking: bool | None = None) -> Any:
+        _bytes_of(self).copy_(_bytes_of(source))
+        return self
+
+    def clone(self) -> Any:
+        return _bytes_of(self).clone().untyped_storage()
+
+    def to(self, *, device: Any, non_blocking: bool = False) -> Any:
+        return _bytes_of(self).to(device).untyped_storage()
+
+    def cpu(self) -> Any:
+        return _bytes_of(self).cpu().untyped_storage()
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Any:
+        return _bytes_of(self).cuda(device).untyped_storage()
+
+
+_resize = torch.UntypedStorage.resize_
+
+
 def install() -> None:
-    """Put all of this in the place of torch.cuda's own functions, which are of a build with CUDA."""
+    """Put all of this in the place of torch's own functions, which need a build with CUDA."""
     cuda = torch.cuda
     replaced: dict[str, Any] = {
         "is_available": lambda: True,
@@ -115,5 +149,9 @@ def install() -> None:
         setattr(cuda, name, value)
     for kind in (Stream, Event, ExternalStream):
         setattr(cuda.streams, kind.__name__, kind)
+    for name in ("resize_", "copy_", "clone", "to", "cpu", "cuda"):
+        setattr(torch.UntypedStorage, name, getattr(_Storage, name))
+    batch_norm_kernels.register()
+    torch.cuda.nccl.version = lambda: (2, 28, 7)
     torch.backends.cuda.is_built = lambda: True
     torch.is_on_stand_in_gpus = True

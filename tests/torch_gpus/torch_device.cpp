@@ -418,6 +418,11 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, int64_t offset, c
   return self;
 }
 
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage storage) {
+  const auto count = static_cast<int64_t>(storage.nbytes() / self.dtype().itemsize());
+  return set_storage(self, std::move(storage), 0, {count}, {1});
+}
+
 at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
   return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
@@ -445,6 +450,34 @@ at::Tensor pin_memory(const at::Tensor& self, std::optional<at::Device>) {
 
 void record_stream(at::Tensor& self, c10::Stream stream) { Guard().recordDataPtrOnStream(self.storage().data_ptr(), stream); }
 
+// Its schema does not say that it writes the running statistics, so it cannot be left to the host as it is.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& mean, const std::optional<at::Tensor>& variance, bool is_training, double momentum,
+    double epsilon) {
+  const auto host_of = [](const std::optional<at::Tensor>& tensor) {
+    return tensor && tensor->defined() ? std::optional(to_host(*tensor)) : std::nullopt;
+  };
+  const std::optional<at::Tensor> host_mean = host_of(mean), host_variance = host_of(variance);
+  const auto [output, saved_mean, saved_deviation] =
+      at::native_batch_norm(to_host(input), host_of(weight), host_of(bias), host_mean, host_variance, is_training,
+                            momentum, epsilon);
+  if (is_training && host_mean) to_device(*mean, *host_mean);
+  if (is_training && host_variance) to_device(*variance, *host_variance);
+  const at::Device device = input.device();
+  return {output.to(device), saved_mean.to(device), saved_deviation.to(device)};
+}
+
+void set_bytes(const at::Tensor& tensor, int64_t bytes) {
+  const c10::DeviceGuard guard(tensor.device());
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  c10::DataPtr memory = device_allocator.allocate(static_cast<size_t>(bytes));
+  if (const size_t kept = std::min(storage->nbytes(), static_cast<size_t>(bytes)); kept != 0)
+    device_allocator.copy_data(memory.get(), storage->data(), kept);
+  storage->set_data_ptr(std::move(memory));
+  storage->set_nbytes(static_cast<size_t>(bytes));
+}
+
 // Of all other operations.
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
@@ -464,12 +497,23 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("view_as_complex", &at::native::view_as_complex);
   library.impl("resize_", &resize_);
   library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("set_.source_Storage", &set_whole_storage);
   library.impl("set_.source_Tensor", &set_tensor);
   library.impl("set_", &set_empty);
   library.impl("_local_scalar_dense", &local_scalar);
   library.impl("is_pinned", &is_pinned);
   library.impl("_pin_memory", &pin_memory);
   library.impl("record_stream", &record_stream);
+  library.impl("native_batch_norm", &native_batch_norm);
+}
+
+// Sets the size in bytes of a tensor's storage: that of torch's storages themselves is only in builds with CUDA.
+TORCH_LIBRARY(stand_in, library) { library.def("set_bytes(Tensor self, int bytes) -> ()", &set_bytes); }
+
+at::Tensor copy_from_sparse(const at::Tensor& from, const at::Tensor& to) {
+  at::Tensor target = to;
+  at::copy_sparse_to_sparse_(target, from);
+  return target;
 }
 
 // Sparse tensors are made of others; all that computes with them runs on the host, too.
@@ -496,6 +540,7 @@ TORCH_LIBRARY_IMPL(aten, SparseCUDA, library) {
   library.impl("_coalesced_", &at::native::_coalesced_sparse_);
   library.impl("copy_", &at::native::copy_sparse_wrapper_);
   library.impl("copy_sparse_to_sparse_", &at::native::copy_sparse_);
+  library.impl("_copy_from_and_resize", &copy_from_sparse);
   library.impl("sparse_resize_", &at::native::sparse_resize_);
   library.impl("sparse_resize_and_clear_", &at::native::sparse_resize_and_clear_);
   library.impl("clone", &at::native::clone_sparse);

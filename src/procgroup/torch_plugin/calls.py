@@ -50,8 +50,11 @@ class TorchCalls:
     supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
-    supports_tensor_alloc = False
     supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Return that tensors cannot be made in memory of this backend: NCCL's would live as long as the group."""
+        return False
 
     def name(self) -> str:
         """Return the backend's name."""

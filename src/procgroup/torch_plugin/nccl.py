@@ -68,7 +68,17 @@ class NamedNccl(TorchProcessGroup):
     _group_end = _group_start
 
 
-class InPlaceOfNccl(NamedNccl):
+class _NcclKind(type(TorchProcessGroup)):  # type: ignore[misc]
+    """Has the constants and the static methods of torch's own class, whose groups count too."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_Nccl, name)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type.__instancecheck__(cls, instance) or (_Nccl is not None and isinstance(instance, _Nccl))
+
+
+class InPlaceOfNccl(NamedNccl, metaclass=_NcclKind):
     """What torch up to 2.14 takes for its ProcessGroupNCCL."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
