@@ -194,6 +194,32 @@ void an_array_is_contiguous_when_each_element_follows_the_one_before() {
   CHECK(contiguous > 300 && contiguous < 2700);
 }
 
+void arrays_that_fill_a_block_in_any_order_are_found() {
+  std::vector<std::byte> memory(kMemory);
+  Layouts layouts(memory);
+  int filling = 0;
+  for (int turn = 0; turn < 3000; ++turn) {
+    const Strided array = layouts.next();
+    if (array.count() == 0) continue;
+    CASE("turn %d, %s", turn, text_of(array).c_str());
+    const std::multiset<const std::byte*> bytes = covered(array);
+    const std::set<const std::byte*> distinct(bytes.begin(), bytes.end());
+    const bool fills = distinct.size() == bytes.size() && *distinct.begin() == array.base &&
+                       *distinct.rbegin() == array.base + bytes.size() - 1;
+    CHECK(array.fills_a_block() == fills);
+    filling += static_cast<int>(fills);
+  }
+  CHECK(filling > 100 && filling < 2900);
+}
+
+void orders_differ_where_elements_are_elsewhere() {
+  const Strided rows{.element_bytes = 4, .shape = {2, 3}, .strides = {12, 4}};
+  const Strided columns{.element_bytes = 4, .shape = {2, 3}, .strides = {4, 8}};
+  const Strided turned{.element_bytes = 4, .shape = {3, 2}, .strides = {4, 12}};
+  CHECK(rows.order() != columns.order() && rows.order() != turned.order() && columns.order() != turned.order());
+  CHECK(rows.order() == Strided(rows).order() && rows.order() != 0);
+}
+
 void elements_that_share_a_byte_are_found() {
   std::vector<std::byte> memory(kMemory);
   Layouts layouts(memory);
@@ -266,6 +292,8 @@ int main() {
   RUN_TEST(unpacking_writes_the_elements_and_nothing_else);
   RUN_TEST(turned_arrays_of_any_number_of_tiles_are_packed_and_unpacked);
   RUN_TEST(an_array_is_contiguous_when_each_element_follows_the_one_before);
+  RUN_TEST(arrays_that_fill_a_block_in_any_order_are_found);
+  RUN_TEST(orders_differ_where_elements_are_elsewhere);
   RUN_TEST(elements_that_share_a_byte_are_found);
   RUN_TEST(arrays_overlap_when_their_elements_do);
   RUN_TEST(of_many_arrays_any_two_that_overlap_are_found);
