@@ -36,7 +36,7 @@ class GradientLayout:
 
         The result is not a view for autograd: a program that saves one gradient does not save the whole buffer.
         """
-        tensor = torch.empty(0, dtype=flat.dtype)
+        tensor = torch.empty(0, dtype=flat.dtype, device=flat.device)
         return tensor.set_(flat.untyped_storage(), flat.storage_offset(), self.shape, self.strides)
 
     def matches(self, tensor: Any) -> bool:
@@ -44,8 +44,12 @@ class GradientLayout:
         return bool(tensor.layout is torch.strided and tensor.stride() == self.strides)
 
     def copy(self, gradient: Any) -> Any:
-        """Return a new tensor of this layout and of the parameter's dtype: a copy of a gradient, or zeros for None."""
-        tensor = torch.empty_strided(self.shape, self.strides, dtype=self.parameter.dtype)
+        """Return a new tensor of this layout, on the parameter's device and of its dtype.
+
+        It is a copy of a gradient, or zeros for None.
+        """
+        like = self.parameter
+        tensor = torch.empty_strided(self.shape, self.strides, dtype=like.dtype, device=like.device)
         return tensor.zero_() if gradient is None else tensor.copy_(to_dense(gradient))
 
 

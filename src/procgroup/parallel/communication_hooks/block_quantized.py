@@ -115,14 +115,15 @@ def dequantize(codes: Any, scales: Any, dtype: Any) -> Any:
 def _lost(blocks: Any, codes: Any, scales: Any) -> Any:
     """Subtract the quantized values from the blocks: the rest is the rounding error."""
     blocks -= dequantize(codes, scales, blocks.dtype)
-    return blocks if scales.isfinite().all() else finite(blocks)
+    # Only on CPUs a look at the scales is cheaper than a pass: on GPUs the host would wait for them.
+    return blocks if blocks.is_cpu and scales.isfinite().all() else finite(blocks)
 
 
 def _share_mean(state: BlockQuantizedState, group: ProcessGroup, parameters: Any, received: Any, buffer: Any) -> Any:
     """Average this rank's shard, send the mean to all ranks and receive those of the other shards."""
     size, dtype = group.size(), working_dtype(buffer)
     codes, scales = _unpacked(received, state.block_size)
-    mean = torch.zeros(codes.shape[1:], dtype=dtype)
+    mean = torch.zeros(codes.shape[1:], dtype=dtype, device=codes.device)
     for one, scale in zip(codes, scales, strict=True):
         mean += dequantize(one, scale.to(dtype) / size, dtype)  # divide before adding, so that the sum stays finite
     if state.use_error_feedback:

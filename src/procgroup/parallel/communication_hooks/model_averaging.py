@@ -96,11 +96,11 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def average_tensors(process_group: ProcessGroup | None, tensors: Sequence[Any]) -> None:
-    """Average tensors in place over the ranks, with one all_reduce per dtype."""
+    """Average tensors in place over the ranks, with one all_reduce per dtype and device."""
     group = group_of(process_group)
     with torch.no_grad():
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            chosen = [tensor for tensor in tensors if tensor.dtype is dtype]
+        for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
+            chosen = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
             flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
             group.all_reduce(flat, ReduceOp.AVG)
             for tensor, part in zip(chosen, flat.split([tensor.numel() for tensor in chosen]), strict=True):

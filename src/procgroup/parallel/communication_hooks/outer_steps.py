@@ -102,5 +102,5 @@ class OuterSteps:
         digest = hashlib.sha256()
         for begin in self._begin:
             digest.update(f"{begin.dtype} {tuple(begin.shape)}".encode())
-            digest.update(begin.reshape(-1).view(torch.uint8).numpy())
+            digest.update(begin.cpu().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()[:16]

@@ -71,6 +71,7 @@ class PowerSGDState(HookState):
         self.iter: Any = 0
         self._draws = 0
         self._factors: dict[Any, Any] = {}
+        self._spares: dict[Any, Any] = {}
         self._residuals = Residuals()
         self._counts = [0, 0]
 
@@ -95,25 +96,38 @@ class PowerSGDState(HookState):
         parameters = dict(model.named_parameters())
         if unknown := [name for name in state["factors"] if name not in parameters]:
             raise ValueError(f"Expected the factors of parameters of the model; it has none of the names {unknown}.")
-        self._factors = {parameters[name]: factor.clone() for name, factor in state["factors"].items()}
+        self._factors = {
+            parameters[name]: factor.to(parameters[name].device, copy=True) for name, factor in state["factors"].items()
+        }
+        self._spares.clear()
         self.iter, self._draws = state["iter"], state["draws"]
 
     def _factor(self, parameter: Any, shape: tuple[int, int], dtype: Any) -> Any:
         """Return the initial Q, with columns scaled to a largest magnitude of 1: products then cannot underflow."""
         factor = self._factors.get(parameter) if self.warm_start else None
         if factor is None or factor.shape != shape:  # loaded from a state with another approximation rank
-            return self._draw(shape, dtype)
+            return self._draw(shape, dtype).to(parameter.device)
         largest = factor.abs().amax(0)
         is_usable = (largest > 0) & largest.isfinite()
+        if not factor.is_cpu:  # the host does not wait to learn whether it has to draw
+            return torch.where(is_usable, factor / largest, self._spare(parameter, shape, dtype))
         if is_usable.all():
             return factor / largest
         return torch.where(is_usable, factor / largest, self._draw(shape, dtype))
 
+    def _spare(self, parameter: Any, shape: tuple[int, int], dtype: Any) -> Any:
+        """Return random columns on a GPU, the same in each step."""
+        spare = self._spares.get(parameter)
+        if spare is None or spare.shape != shape:
+            spare = self._spares[parameter] = self._draw(shape, dtype).to(parameter.device)
+        return spare
+
     def _draw(self, shape: tuple[int, int], dtype: Any) -> Any:
         self._draws += 1
         # The generator uses the lower 32 bits only; the odd factor separates the draws of neighbouring seeds.
-        generator = torch.Generator().manual_seed((self.random_seed * 0x9E3779B1 + self._draws) % (1 << 32))
-        return torch.randn(shape, generator=generator, dtype=dtype)
+        generator = torch.Generator("cpu").manual_seed((self.random_seed * 0x9E3779B1 + self._draws) % (1 << 32))
+        # On the CPU, whose numbers do not depend on the kind of GPU.
+        return torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
 
     def _columns_for(self, rows: int, columns: int) -> int:
         """Return the number of columns of P and Q for a matrix of this shape; 0 when compression saves too little."""
@@ -235,16 +249,13 @@ def orthogonalize(matrix: Any) -> Any:
     result = matrix.double()
     done: list[Any] = []
     for index, given in enumerate(result.unbind(1)):
-        column = _normalized(given / given.abs().max())  # a column of zeros becomes NaN here
-        if (given == 0).all():
-            column = given
+        # Selected by torch.where, so that no host waits for a GPU. A column of zeros becomes NaN when it is normalized.
+        column = torch.where((given == 0).all(), given, _normalized(given / given.abs().max()))
         for _ in range(2 if done else 0):
             for other in done:
                 column = column - other * _sum(other * column)
-            if bool(_sum(column * column).sqrt() <= DEPENDENT):
-                column = column * 0
-                break
-            column = _normalized(column)
+            is_dependent = _sum(column * column).sqrt() <= DEPENDENT
+            column = torch.where(is_dependent, torch.zeros_like(column), _normalized(column))
         result[:, index] = column
         done.append(column)
     return result.to(matrix.dtype)

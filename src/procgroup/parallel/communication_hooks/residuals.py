@@ -59,7 +59,7 @@ class Residuals:
         self._flats = {
             others: flat for others, flat in self._flats.items() if moved.isdisjoint(map(id, others))
         }  # the views keep the memory of removed buckets alive
-        flat = torch.zeros(buffer.numel(), dtype=working_dtype(buffer))
+        flat = torch.zeros(buffer.numel(), dtype=working_dtype(buffer), device=buffer.device)
         counts = [parameter.numel() for parameter in parameters]
         for parameter, part in zip(parameters, flat.split(counts), strict=True):
             if parameter in self._views:

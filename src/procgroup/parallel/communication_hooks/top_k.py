@@ -73,7 +73,7 @@ def top_k_hook(state: TopKState, bucket: GradBucket) -> Pending:
     sent = _packed(exact, indices)
     if residual is not None:
         residual.copy_(finite(exact.index_fill_(0, indices, 0.0)))
-    received = torch.empty(group.size(), sent.numel(), dtype=torch.uint8)
+    received = sent.new_empty(group.size(), sent.numel())
     work = group.all_gather_single(received, sent, async_op=True)
     assert work is not None
     return Pending(work, lambda _: buffer.copy_(_mean(received, count, buffer)))
@@ -83,20 +83,21 @@ def _packed(exact: Any, indices: Any) -> Any:
     """Return the chosen values and their indices, as bytes."""
     values = exact[indices]
     places = indices.to(torch.int32 if exact.numel() < 1 << 31 else torch.int64)
-    if not values.isfinite().any() and len(exact) - int(exact.isfinite().sum()) > len(values):
-        places[0] = _ALL_ELEMENTS
+    if not (values.is_cpu and values.isfinite().any()):  # on GPUs the host would wait for the values
+        is_too_few = (~exact.isfinite()).sum() > len(values)
+        places[:1].masked_fill_(is_too_few, _ALL_ELEMENTS)
     return torch.cat([values.view(torch.uint8), places.view(torch.uint8)])
 
 
 def _mean(received: Any, count: int, buffer: Any) -> Any:
     """Return the mean of the chosen values, added in the order of the ranks."""
-    total = torch.zeros(buffer.numel(), dtype=working_dtype(buffer))
+    total = torch.zeros(buffer.numel(), dtype=working_dtype(buffer), device=buffer.device)
+    becomes_nan = torch.zeros((), dtype=torch.bool, device=buffer.device)
     value_bytes = count * total.element_size()
     for row in received:
         values, places = row[:value_bytes], row[value_bytes:]
         at = places.clone().view(torch.int32 if buffer.numel() < 1 << 31 else torch.int64).long()
-        if count and at[0] == _ALL_ELEMENTS:
-            return total.fill_(torch.nan)
+        becomes_nan |= (at == _ALL_ELEMENTS).any()
         # Divide before adding, so that the sum stays finite.
         total[at] += values.clone().view(total.dtype) / len(received)
-    return total
+    return total.masked_fill_(becomes_nan, torch.nan)
