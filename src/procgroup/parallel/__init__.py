@@ -13,6 +13,7 @@ _MODULE_OF_NAME = {
     "Join": "join",
     "JoinHook": "join",
     "Joinable": "join",
+    "SyncBatchNorm": "sync_batch_norm",
     "Waitable": "communication_hooks.interface",
     "average_gradients": "averaging",
     "broadcast_parameters": "averaging",

@@ -9,3 +9,4 @@ from procgroup.parallel.join import Join as Join
 from procgroup.parallel.join import Joinable as Joinable
 from procgroup.parallel.join import JoinHook as JoinHook
 from procgroup.parallel.sampler import DistributedSampler as DistributedSampler
+from procgroup.parallel.sync_batch_norm import SyncBatchNorm as SyncBatchNorm

@@ -14,6 +14,8 @@ from procgroup.parallel.group_choice import default_group, group_of, is_group
 from procgroup.parallel.pytorch import torch
 
 DEFAULT_BUCKET_BYTES = 4 << 20
+DEFAULT_BUCKET_BYTES_ON_GPU = 25 << 20
+"""As in torch: calls on GPUs need more bytes to be fast."""
 
 
 def choose_group(process_group: Any, device_mesh: Any) -> Any:
@@ -47,14 +49,8 @@ def require_group(process_group: Any) -> ProcessGroup:
     return group_of(process_group)
 
 
-def require_wrappable(
-    module: Any, named_parameters: Sequence[tuple[str, Any]], device_ids: Any, output_device: Any
-) -> None:
-    """Raise for a module without gradients to average, or with gradients that cannot be averaged.
-
-    Raises, as torch does, RuntimeError for lazy parameters and for a module without parameters that require a
-    gradient, ValueError for devices other than the CPU and for SyncBatchNorm.
-    """
+def require_wrappable(named_parameters: Sequence[tuple[str, Any]]) -> None:
+    """Raise RuntimeError, as torch does, for lazy parameters, and for a module without gradients to average."""
     lazy = torch.nn.parameter.UninitializedParameter
     if any(isinstance(parameter, lazy) for _, parameter in named_parameters):
         raise RuntimeError(
@@ -65,19 +61,6 @@ def require_wrappable(
         raise RuntimeError(
             "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
         )
-    devices = {str(parameter.device) for _, parameter in named_parameters}
-    if device_ids or output_device is not None:
-        raise ValueError(
-            "DistributedDataParallel device_ids and output_device arguments only work with GPU modules, but got "
-            f"device_ids {device_ids}, output_device {output_device}, and module parameters {devices}."
-        )
-    if devices - {"cpu"}:
-        raise ValueError(
-            f"DistributedDataParallel averages gradients in CPU memory, but the module is on {sorted(devices)}. "
-            "Move the module with module.cpu()."
-        )
-    if any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules()):
-        raise ValueError("SyncBatchNorm layers only work with GPU modules")
 
 
 def delayed_names(named_parameters: Any, trigger: Any, module: Any) -> frozenset[str]:
@@ -96,12 +79,12 @@ def delayed_names(named_parameters: Any, trigger: Any, module: Any) -> frozenset
     return frozenset(name for name, _ in named_parameters)
 
 
-def bucket_limits(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int]:
+def bucket_limits(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None, on_gpus: bool) -> list[int]:
     """Return the size in bytes that closes each bucket; the last entry is for all further buckets."""
     if bucket_cap_mb_list:
         return [int(cap * (1 << 20)) for cap in bucket_cap_mb_list]
     if bucket_cap_mb is None:
-        return [DEFAULT_BUCKET_BYTES]
+        return [DEFAULT_BUCKET_BYTES_ON_GPU if on_gpus else DEFAULT_BUCKET_BYTES]
     return [int(bucket_cap_mb * (1 << 20))]
 
 

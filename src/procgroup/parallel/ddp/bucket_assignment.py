@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.ddp.buckets import Bucket, GradientMemory, make_buckets
@@ -18,10 +19,13 @@ from procgroup.parallel.pytorch import torch
 SINGLE_BYTES = 1 << 20
 """A gradient of this size or more has a bucket of its own: see ``buckets``."""
 
+SINGLE_BYTES_ON_GPU = 25 << 20
+"""The same on GPUs, where copies cost less, and calls more: a gradient that fills a bucket by itself."""
+
 
 @dataclass(frozen=True)
 class GradientInfo:
-    """Size and kind (such as the dtype) of a gradient. Gradients of different kinds never share a bucket."""
+    """Size and kind (dtype and device) of a gradient. Gradients of different kinds never share a bucket."""
 
     nbytes: int
     kind: str
@@ -71,7 +75,7 @@ class BucketAssignment:
         self._limits = limits
         self._delayed = frozenset(slot.index for slot in slots if slot.name in delayed)
         self._leaves_out_unused = leaves_out_unused
-        self._memory: GradientMemory | None = None
+        self._memories: dict[Any, GradientMemory] = {}
         # The order of arrival in the first round; None after that round.
         self._arrived: list[int] | None = []
         self._received: list[int] = []
@@ -105,8 +109,9 @@ class BucketAssignment:
             return
         # Gradients that did not arrive on rank 0 come last, in an order that is the same on all ranks.
         count = len(self._slots)
-        positions = torch.full((count,), count, dtype=torch.int64)
-        positions[torch.tensor(self._arrived, dtype=torch.int64)] = torch.arange(len(self._arrived))
+        with torch.device("cpu"):
+            positions = torch.full((count,), count, dtype=torch.int64)
+            positions[torch.tensor(self._arrived, dtype=torch.int64)] = torch.arange(len(self._arrived))
         self._group.broadcast(positions, 0)
         self._received = positions.tolist()
 
@@ -136,11 +141,16 @@ class BucketAssignment:
         return True
 
     def _assign(self, order: Sequence[int]) -> None:
-        is_single = [slot.nbytes >= SINGLE_BYTES and slot.dtype is slot.parameter.dtype for slot in self._slots]
+        is_single = [
+            slot.dtype is slot.parameter.dtype
+            and slot.nbytes >= (SINGLE_BYTES if slot.device.type == "cpu" else SINGLE_BYTES_ON_GPU)
+            for slot in self._slots
+        ]
+        kinds = [f"{slot.dtype} {slot.device}{' delayed' * (slot.index in self._delayed)}" for slot in self._slots]
         gradients = [
-            GradientInfo(slot.nbytes, f"{slot.dtype}{' delayed' if slot.index in self._delayed else ''}", single)
-            for slot, single in zip(self._slots, is_single, strict=True)
+            GradientInfo(slot.nbytes, kind, single)
+            for slot, kind, single in zip(self._slots, kinds, is_single, strict=True)
         ]
         assignment = assign_to_buckets(gradients, sorted(order, key=self._delayed.__contains__), self._limits)
-        self.buckets, self._memory = make_buckets(self._group, self._slots, assignment, is_single, self._memory)
+        self.buckets = make_buckets(self._group, self._slots, assignment, is_single, self._memories)
         self._bucket_of_slot = {slot.index: bucket for bucket in self.buckets for slot in bucket.slots}

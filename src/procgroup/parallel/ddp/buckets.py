@@ -6,6 +6,9 @@ bucket's memory. A forked child gets a copy of that memory, because it may add t
 
 A large gradient has a bucket of its own and stays where autograd allocated it: a separate copy into shared memory takes
 longer than letting the collective copy it chunk by chunk.
+
+On a GPU a packed bucket is in torch's own memory, not in the memory that NCCL's ranks register together: that would
+stay until the group ends, also when the model is wrapped again, and ranks would have to free and allocate it in step.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Bucket(ABC):
     def __init__(self, index: int, slots: Sequence[ParameterSlot]) -> None:
         self.index = index
         self.slots: list[ParameterSlot] = list(slots)
+        self.device: Any = slots[0].device
         self.nbytes: int = sum(slot.nbytes for slot in slots)
         self.buffer: Any = None
         self.missing: int = 0
@@ -104,7 +108,7 @@ class Bucket(ABC):
 
 
 class PackedBucket(Bucket):
-    """Several gradients, one after the other in shared memory."""
+    """Several gradients, one after the other in shared memory, or in that of a GPU."""
 
     def __init__(self, index: int, slots: Sequence[ParameterSlot], memory: Any, offset: int) -> None:
         super().__init__(index, slots)
@@ -192,12 +196,16 @@ class SingleBucket(Bucket):
 
 
 class GradientMemory:
-    """The memory of all packed buckets: one allocation, which re-bucketing divides again."""
+    """The memory of all packed buckets of one device: one allocation, which re-bucketing divides again."""
 
-    def __init__(self, group: ProcessGroup, nbytes: int) -> None:
+    def __init__(self, group: ProcessGroup, device: Any, nbytes: int) -> None:
         self.nbytes = nbytes
-        memory = group.allocate(nbytes, copied_by_fork=True) if nbytes else None
-        self.memory: Any = bytearray(nbytes) if memory is None else memory
+        if device.type == "cpu":
+            memory = group.allocate(nbytes, copied_by_fork=True) if nbytes else None
+            self.memory: Any = bytearray(nbytes) if memory is None else memory
+        else:
+            with torch.inference_mode(False):
+                self.memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def make_buckets(
@@ -205,27 +213,38 @@ def make_buckets(
     slots: Sequence[ParameterSlot],
     assignment: Sequence[Sequence[int]],
     is_single: Sequence[bool],
-    memory: GradientMemory | None,
-) -> tuple[list[Bucket], GradientMemory]:
-    """Make the buckets of an assignment (indices of slots by bucket); reuse ``memory`` if it is large enough."""
+    memories: dict[Any, GradientMemory],
+) -> list[Bucket]:
+    """Make the buckets of an assignment (indices of slots by bucket).
+
+    ``memories`` are those of the devices: one that is large enough is used again, others are replaced.
+    """
     sizes = [0 if is_single[bucket[0]] else sum(slots[index].nbytes for index in bucket) for bucket in assignment]
-    rounded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    if memory is None or memory.nbytes < sum(rounded):
-        # Enough for every other assignment too: a bucket wastes less than the alignment.
-        memory = GradientMemory(group, sum(sizes) + ALIGNMENT * len(slots) if sum(sizes) else 0)
+    devices = [slots[bucket[0]].device for bucket in assignment]
+    for device in dict.fromkeys(devices):
+        own = [size for size, other in zip(sizes, devices, strict=True) if other == device]
+        if device not in memories or memories[device].nbytes < sum(map(_rounded, own)):
+            # Enough for every other assignment too: a bucket wastes less than the alignment.
+            memories[device] = GradientMemory(group, device, sum(own) + ALIGNMENT * len(slots) if sum(own) else 0)
     buckets: list[Bucket] = []
-    offset = 0
-    for index, (bucket, nbytes) in enumerate(zip(assignment, rounded, strict=True)):
+    offsets = dict.fromkeys(devices, 0)
+    for index, (bucket, size, device) in enumerate(zip(assignment, sizes, devices, strict=True)):
         chosen = [slots[each] for each in bucket]
         if is_single[bucket[0]]:
             buckets.append(SingleBucket(index, chosen[0]))
         else:
-            buckets.append(PackedBucket(index, chosen, memory.memory, offset))
-        offset += nbytes
-    return buckets, memory
+            buckets.append(PackedBucket(index, chosen, memories[device].memory, offsets[device]))
+        offsets[device] += _rounded(size)
+    return buckets
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _tensor_over(memory: Any, offset: int, count: int, dtype: Any) -> Any:
+    if isinstance(memory, torch.Tensor):
+        return memory[offset : offset + count * dtype.itemsize].view(dtype)
     if count == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)

@@ -27,6 +27,8 @@ from procgroup.parallel.ddp.arguments import (
 from procgroup.parallel.ddp.autograd_hooks import find_tensors
 from procgroup.parallel.ddp.averaged_gradients import sparse_parameters
 from procgroup.parallel.ddp.backward_optimizers import BackwardOptimizers
+from procgroup.parallel.ddp.device_groups import DeviceGroups, make_groups, needs_further_groups
+from procgroup.parallel.ddp.devices import choose_devices
 from procgroup.parallel.ddp.lost_ranks import RAISE, LostRanks, require_choice
 from procgroup.parallel.ddp.mixed_precision import MixedPrecision, NarrowCopies
 from procgroup.parallel.ddp.model_checks import ParameterCheck, require_same_model
@@ -36,12 +38,14 @@ from procgroup.parallel.ddp.reducer import Reducer
 from procgroup.parallel.group_choice import default_group
 from procgroup.parallel.join.join import Join, Joinable
 from procgroup.parallel.pytorch import torch
+from procgroup.parallel.sync_batch_norm import adopt_sync_batch_norms
 
 Result = TypeVar("Result")
 
 _NOT_COPIED = (
     "process_group",
     "_group",
+    "_groups",
     "_reducer",
     "_buffers_of_module",
     "_finalizer",
@@ -59,8 +63,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
 
     The arguments are those of ``torch.nn.parallel.DistributedDataParallel``. Unused parameters, shared parameters and
     checkpointed modules need no option: ``find_unused_parameters``, ``gradient_as_bucket_view`` and
-    ``batched_grad_copy`` are accepted and have no effect. ``device_ids`` and ``output_device`` must be None: the module
-    must be in CPU memory.
+    ``batched_grad_copy`` are accepted and have no effect. The module is in CPU memory, on one GPU, or on several GPUs.
+    With ``device_ids=[gpu]``, the module's one GPU, the inputs of each forward are moved to it.
 
     ``on_lost_rank`` says what happens when a rank is lost. "raise": the other ranks raise PeerLost or PeerFailed.
     "shrink": they go on as a smaller default group; the backward that had begun averages the gradients of these ranks.
@@ -104,18 +108,26 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         self._group = require_group(self.process_group)
         self.parameters_to_ignore: frozenset[str] = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = self._named(module)
-        require_wrappable(module, named, device_ids, output_device)
+        require_wrappable(named)
+        self._devices = choose_devices(named, device_ids, output_device)
         require_choice(on_lost_rank, process_group is None and self.process_group is self._group)
+        if on_lost_rank != RAISE and needs_further_groups(self._group, self._devices.all):
+            raise ValueError(
+                f"on_lost_rank={on_lost_rank!r} is for modules on one device, but this one is on "
+                f"{', '.join(map(str, self._devices.all))}, which has a group of NCCL for each GPU."
+            )
         self._delayed = delayed_names(delay_all_reduce_named_params, param_to_hook_all_reduce, module)
         if check_reduction:
             warn_of_check_reduction()
         self.forward_sync_buffers, init_sync_buffers = buffer_options(broadcast_buffers, forward_sync_buffers)
+        adopt_sync_batch_norms(module, None if self.process_group is default_group() else self.process_group)
         self.module = module
         self.dim = dim
-        self.device: torch.device = torch.device("cpu")
-        self.device_type: str = "cpu"
-        self.device_ids: None = None
-        self.output_device: None = None
+        self.device: torch.device = self._devices.all[0]
+        self.device_type: str = self.device.type
+        self.is_multi_device_module: bool = len(self._devices.all) > 1
+        self.device_ids: list[int] | None = self._devices.ids
+        self.output_device: int | None = self._devices.output
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph: bool = static_graph
@@ -124,17 +136,19 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         self.on_lost_rank: str = on_lost_rank
         self.require_backward_grad_sync: bool = True
         self.require_forward_param_sync: bool = True
-        self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list)
+        self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list, self._devices.on_gpus)
         self._communication_hook: tuple[Any, Hook] | None = None
         self._optimizers = BackwardOptimizers()
         if on_lost_rank != RAISE:
             self._lost_ranks = LostRanks(self._group, on_lost_rank, self._change_group, self._send_model)
+            self._groups = DeviceGroups(self._group)
         if self._lost_ranks is not None and self._lost_ranks.is_new:
             self._attach()
             self._lost_ranks.enter()
             return
         if init_sync:
             require_same_model(self._group, named)
+        self._groups = make_groups(self._group, self._devices.all)
         self._attach()
         if init_sync:
             self._broadcast_state(0, init_sync_buffers)
@@ -143,6 +157,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         """Call the module, with the buffers of rank 0. The backward of its output averages gradients."""
         is_recording = torch.is_grad_enabled()
         self._before_forward(is_recording)
+        inputs, kwargs = self._devices.take_in(inputs, kwargs)
         copies = None
         if self._precision is None:
             output = self.module(*inputs, **kwargs)
@@ -263,7 +278,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
 
     def _change_group(self, group: ProcessGroup) -> None:
         self.process_group = self._group = group
-        self._buffers_of_module.change_group(group)
+        self._groups = DeviceGroups(group)
+        self._buffers_of_module.change_group(self._groups)
         self._reducer.change_group(group)
 
     def _send_model(self, group: ProcessGroup, root: int) -> None:
@@ -363,8 +379,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
             "world_size": self._group.size(),
             "rank": self._group.rank(),
             "backend_name": "procgroup",
-            "device_ids": "",
-            "output_device": -1,
+            "device_ids": ", ".join(map(str, self.device_ids or ())),
+            "output_device": -1 if self.output_device is None else self.output_device,
             "broadcast_buffers": int(self.forward_sync_buffers),
             "find_unused_parameters": int(self.find_unused_parameters),
             "gradient_as_bucket_view": int(self.gradient_as_bucket_view),
@@ -386,15 +402,15 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         """Broadcast the parameters, and optionally the buffers, of a rank."""
         tensors = [parameter for _, parameter in self._named(self.module)]
         for tensor in tensors + (self._buffers_of_module.tensors() if with_buffers else []):
-            self._group.broadcast(tensor.detach(), root)
+            _broadcast(self._groups.of(tensor), tensor.detach(), root)
 
     def _attach(self) -> None:
         """Create the reducer, with its hooks on the parameters, and the other state of this process."""
-        self._buffers_of_module = ModuleBuffers(self.module, self._group, self.parameters_to_ignore)
+        self._buffers_of_module = ModuleBuffers(self.module, self._groups, self.parameters_to_ignore)
         chosen = self.mixed_precision
         self._precision = MixedPrecision(chosen, self.module, self.parameters_to_ignore) if chosen else None
         self._reducer = Reducer(
-            self._group,
+            self._groups,
             [named for named in self._named(self.module) if named[1].requires_grad],
             limits=self._limits,
             sparse=sparse_parameters(self.module),
@@ -425,6 +441,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         self.on_lost_rank = RAISE
         self.process_group = default_group()
         self._group = require_group(self.process_group)
+        self._groups = make_groups(self._group, self._devices.all)
         self._attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
@@ -433,9 +450,18 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
         torch.nn.Module.__setstate__(made, copy.deepcopy(state, memo))
         made.on_lost_rank = RAISE
-        made.process_group, made._group = self.process_group, self._group
+        made.process_group, made._group, made._groups = self.process_group, self._group, self._groups
         made._attach()
         return made
+
+
+def _broadcast(group: ProcessGroup, tensor: Any, root: int) -> None:
+    if tensor.is_cpu or tensor.is_contiguous():
+        group.broadcast(tensor, root)
+        return
+    dense = tensor.contiguous()  # as arrays on GPUs have to be
+    group.broadcast(dense, root)
+    tensor.copy_(dense)
 
 
 @untraced

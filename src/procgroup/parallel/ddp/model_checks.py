@@ -16,8 +16,12 @@ _NOTHING = "nothing"
 
 
 def require_same_model(group: ProcessGroup, named_parameters: Sequence[tuple[str, Any]]) -> None:
-    """Raise ModelMismatch on every rank when the parameters differ in number, name, shape, dtype or layout."""
-    mine = [_describe(name, parameter) for name, parameter in named_parameters]
+    """Raise ModelMismatch on every rank when the parameters differ in number, name, shape, dtype, layout or device.
+
+    Of devices their kind counts, and which parameters share one: the numbers of GPUs may differ.
+    """
+    devices = list(dict.fromkeys(parameter.device for _, parameter in named_parameters))
+    mine = [_describe(name, parameter, devices) for name, parameter in named_parameters]
     models = gather_if_different(group, mine)
     if models is not None:
         differing = [rank for rank, model in enumerate(models) if model != models[0]]
@@ -25,10 +29,13 @@ def require_same_model(group: ProcessGroup, named_parameters: Sequence[tuple[str
         raise ModelMismatch(expected=expected, got=got, rank=differing[0], ranks=differing)
 
 
-def _describe(name: str, parameter: Any) -> str:
+def _describe(name: str, parameter: Any, devices: Sequence[Any]) -> str:
     grad = "" if parameter.requires_grad else ", without gradient"
     dtype = str(parameter.dtype).removeprefix("torch.")
-    return f"{name} {tuple(parameter.shape)} {dtype}, strides {tuple(parameter.stride())}{grad}"
+    where = "" if parameter.device.type == "cpu" else f", on {parameter.device.type}"
+    if len(devices) > 1:
+        where += f" (device {devices.index(parameter.device) + 1} of {len(devices)})"
+    return f"{name} {tuple(parameter.shape)} {dtype}, strides {tuple(parameter.stride())}{where}{grad}"
 
 
 def _first_difference(expected: Sequence[str], got: Sequence[str]) -> tuple[str, str]:

@@ -88,7 +88,7 @@ class ModelJoinHook(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the model of a rank that joined last to all ranks: the others have not taken its last steps."""
-        last = torch.tensor([self._group.rank() if is_last_joiner else -1])
+        last = torch.tensor([self._group.rank() if is_last_joiner else -1], device="cpu")
         self._group.all_reduce(last, ReduceOp.MAX)
         copy_from = self._copy_from()
         if copy_from is not None:

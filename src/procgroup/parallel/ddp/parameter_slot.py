@@ -48,6 +48,11 @@ class ParameterSlot:
         return f"{self.name} {self.layout.shape}"
 
     @property
+    def device(self) -> Any:
+        """The device of the parameter, and of its gradient."""
+        return self.parameter.device
+
+    @property
     def nbytes(self) -> int:
         """Size of the gradient in its bucket, in bytes."""
         return int(self.parameter.numel() * self.dtype.itemsize)

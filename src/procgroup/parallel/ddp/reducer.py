@@ -17,12 +17,16 @@ added. Afterwards its bucket is packed at the end of the backward.
 
 With *exchanges* a round that loses a rank begins again among the others, with the gradients that the buckets have kept.
 
+On GPUs the calls of a round are queued on streams, and no host waits for a GPU: flags in host memory tell which
+gradients are packed, averaged and assigned. Autograd has a thread for each GPU, so the hooks run under a lock.
+
 When a backward fails on one rank, the others wait. At its next forward that rank issues the rest of the round with a
 flag that it failed; all ranks then drop the round's gradients and continue.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,8 +40,10 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.interface import GradBucket, Hook, HookCall
 from procgroup.parallel.ddp.autograd_hooks import BackwardEnd, GradientHooks, accumulates_gradients, is_inside_backward
 from procgroup.parallel.ddp.averaged_gradients import AveragedGradients
+from procgroup.parallel.ddp.backward_streams import BackwardStreams
 from procgroup.parallel.ddp.bucket_assignment import BucketAssignment
 from procgroup.parallel.ddp.buckets import Bucket
+from procgroup.parallel.ddp.device_groups import DeviceGroups
 from procgroup.parallel.ddp.exchanges import RANK_WAS_LOST, Exchanges
 from procgroup.parallel.ddp.mixed_precision import NarrowCopies
 from procgroup.parallel.ddp.model_checks import StaticGraph
@@ -55,7 +61,7 @@ class Reducer:
 
     def __init__(
         self,
-        group: ProcessGroup,
+        groups: DeviceGroups,
         named_parameters: Sequence[tuple[str, Any]],
         *,
         limits: Sequence[int],
@@ -73,15 +79,18 @@ class Reducer:
         called when all gradients are averaged. ``gradient_dtype`` maps a parameter to the dtype of its average. With
         ``exchanges`` a round goes on without ranks that are lost.
         """
-        self._group = group
+        self._groups, self._group = groups, groups.group
         self._slots = [
             ParameterSlot(index, name, parameter, gradient_dtype(parameter), is_sparse=name in sparse)
             for index, (name, parameter) in enumerate(named_parameters)
         ]
         self.parameter_ids: frozenset[int] = frozenset(id(slot.parameter) for slot in self._slots)
-        self._assignment = BucketAssignment(group, self._slots, limits, delayed, leaves_out_unused)
-        self._averages = AveragedGradients(group, self._slots, self._assignment)
-        self._flags, self._end = SynchronizedFlags(group, len(self._slots)), BackwardEnd()
+        self._assignment = BucketAssignment(self._group, self._slots, limits, delayed, leaves_out_unused)
+        self._averages = AveragedGradients(groups, self._slots, self._assignment)
+        self._flags, self._end = SynchronizedFlags(self._group, len(self._slots)), BackwardEnd()
+        self._is_on_gpus = any(slot.device.type != "cpu" for slot in self._slots)
+        self._streams = BackwardStreams()
+        self._running = threading.RLock()
         self._exchanges = exchanges
         self._hook: HookCall | None = None
         self._after_round = after_round
@@ -123,9 +132,10 @@ class Reducer:
 
     def change_group(self, group: ProcessGroup) -> None:
         """Average over the ranks of another group from now on, also the round that is open."""
-        self._group = group
-        for part in (self._assignment, self._averages, self._flags):
-            part.change_group(group)
+        self._groups, self._group = DeviceGroups(group), group
+        self._averages.change_group(self._groups)
+        self._assignment.change_group(group)
+        self._flags.change_group(group)
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the parameters."""
@@ -142,8 +152,12 @@ class Reducer:
 
         ``copies`` are the narrow parameters of the forward, with mixed precision.
         """
-        if self._end.is_registered():
-            return
+        with self._running:
+            if not self._end.is_registered():
+                self._begin(is_round, copies)
+
+    def _begin(self, is_round: bool, copies: NarrowCopies | None) -> None:
+        self._streams.clear()
         self._recover()
         self._rebuild()
         is_frozen = not any(slot.parameter.requires_grad for slot in self._slots)
@@ -187,11 +201,16 @@ class Reducer:
         """Begin a backward that has no hook on an output."""
         if not self._end.is_registered():
             self.begin(self.expects_round)
+        if self._is_on_gpus:
+            self._streams.see(parameter.device)
 
     def _on_gradient(self, slot: ParameterSlot, parameter: Any) -> None:
         self._on_any(parameter)
-        if not self._is_round:
-            return
+        if self._is_round:
+            with self._running:
+                self._arrive(slot)
+
+    def _arrive(self, slot: ParameterSlot) -> None:
         self._assignment.record_arrival(slot)
         slot.arrivals += 1
         bucket = self._assignment.bucket_of(slot)
@@ -202,18 +221,21 @@ class Reducer:
     def _on_probe(self, bucket: Bucket, parameter: Any) -> None:
         self._on_any(parameter)
         if self._is_round and not bucket.is_packed and bucket.is_complete():
-            bucket.missing = 0
-            self._issue_complete(bucket)
+            with self._running:
+                bucket.missing = 0
+                self._issue_complete(bucket)
 
     def _issue_complete(self, bucket: Bucket) -> None:
         """Pack a bucket without missing gradients; issue the ready buckets if they are large enough."""
         if bucket.missing == 0 and not bucket.is_packed:
+            self._join_streams(bucket)
             bucket.pack(self._flags.local, is_early=True)
         ready = list(takewhile(attrgetter("is_packed"), self._assignment.buckets[self._next :]))
         if self._early_error is not None or not self._is_enough(ready):
             return
         try:
             for each in ready:
+                self._join_streams(each)
                 self._issue(each, waits=False)
         except (GroupBroken, *RANK_WAS_LOST) as error:
             if self._exchanges is None:
@@ -221,7 +243,15 @@ class Reducer:
             self._early_error = error  # the attempt at the end of the backward fails with it
 
     def _is_enough(self, buckets: Sequence[Bucket]) -> bool:
-        return self._group.transport != "shared memory" or sum(bucket.nbytes for bucket in buckets) >= EARLY_BYTES
+        if self._is_on_gpus or self._group.transport != "shared memory":
+            return True
+        return sum(bucket.nbytes for bucket in buckets) >= EARLY_BYTES
+
+    def _join_streams(self, bucket: Bucket) -> None:
+        """Let the current stream have all gradients of a bucket, which may have arrived, or be packed, on others."""
+        if self._is_on_gpus:
+            gradients = (slot.parameter.grad for slot in bucket.slots)
+            self._streams.join(bucket.device, (each for each in gradients if each is not None))
 
     def _issue(self, bucket: Bucket, waits: bool) -> None:
         self._announce_once()
@@ -235,7 +265,7 @@ class Reducer:
             return
         try:
             with bucket.annotate_errors():
-                bucket.pending = self._group.all_reduce(bucket.buffer, self.op, not waits)
+                bucket.pending = self._groups.of(bucket.buffer).all_reduce(bucket.buffer, self.op, not waits)
         except GroupBroken:
             self._wait()  # the call that has broken the group raises an error with more details
             raise

@@ -1,0 +1,67 @@
+"""What the tests of DistributedDataParallel on stand-in GPUs share: a rank's start, and the oracle on the CPU.
+
+Import it where torch has the stand-in GPUs already.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from parallel import models
+
+import procgroup as dist
+from procgroup.parallel import DistributedDataParallel
+
+DEVICES = {"PROCGROUP_STAND_IN_GPUS": "2", "PROCGROUP_STAND_IN_DELAY_US": "300"}
+"""Two GPUs, on which each operation takes a while: what is not waited for shows as wrong numbers."""
+
+
+def join(rank: int, backend: str = "nccl") -> None:
+    """Take this rank's GPU, and join the others."""
+    torch.set_num_threads(1)
+    torch.cuda.set_device(rank)
+    dist.init_process_group(backend)
+
+
+def wrap(build: Callable[[], Any], **options: Any) -> tuple[DistributedDataParallel, Any]:
+    """Return a wrapped model on this rank's GPU and a copy on the CPU, which is not wrapped."""
+    model = models.make(build)
+    alone = copy.deepcopy(model)
+    return DistributedDataParallel(model.cuda(), **options), alone
+
+
+def to_cpu(model: Any) -> Any:
+    """Give a module's parameters gradients on the CPU, in a copy, to compare them."""
+    copied = copy.deepcopy(model.module).cpu()
+    for mine, parameter in zip(copied.parameters(), model.module.parameters(), strict=True):
+        mine.grad = None if parameter.grad is None else parameter.grad.cpu()
+    return copied
+
+
+def assert_same_gradients(ours: DistributedDataParallel, alone: Any, where: object = "") -> None:
+    """Compare gradients on a GPU with those of a module on the CPU."""
+    models.assert_same_gradients(to_cpu(ours), alone, where)
+
+
+def train(ours: DistributedDataParallel, alone: Any, steps: int = 4) -> None:
+    """Train both and compare the gradients of every step, and the parameters at the end."""
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, alone)]
+    for step in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        whole = models.batch(step)
+        models.loss_of(ours(models.part(whole).cuda())).backward()
+        models.loss_of(alone(whole)).backward()
+        assert_same_gradients(ours, alone, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, expected in zip(ours.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.cpu(), expected)
+
+
+def visible_gpus() -> int:
+    return int(os.environ["PROCGROUP_STAND_IN_GPUS"])
