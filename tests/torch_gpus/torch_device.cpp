@@ -364,11 +364,11 @@ at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   const c10::DeviceGuard guard(device);
   const Handle stream = current_stream();
   if (is_one_block(to, source)) {
-    if (source.is_cuda() && to.is_cuda() && source.device() != to.device()) {
-      CHECKED(cuStreamSynchronize(handle_of(current_streams[source.device().index()])));
-    }
-    queue_copy(to, source, stream);
     const bool is_on_gpus = to.is_cuda() && source.is_cuda();
+    const bool is_on_two = is_on_gpus && source.device() != to.device();
+    if (is_on_two) CHECKED(cuStreamSynchronize(handle_of(current_streams[source.device().index()])));
+    queue_copy(to, source, stream);
+    if (is_on_two) CHECKED(cuStreamSynchronize(stream));  // the source may be freed, in the order of its own stream
     const at::Tensor& host = to.is_cuda() ? source : to;
     if (!is_on_gpus && !(non_blocking && host.is_pinned())) CHECKED(cuStreamSynchronize(stream));
     return to;
