@@ -1,4 +1,4 @@
-"""One operation on the leaves of a tree: fuse by dtype, check all, call once per dtype, take apart."""
+"""One operation on the leaves of a tree: fuse by dtype and device, check all, call once per dtype, take apart."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from procgroup.functional import numbers
-from procgroup.functional.fusing import Bundle, Leaf, Leaves
+from procgroup.functional.fusing import Bundle, Leaf, Leaves, make_bundle
 from procgroup.functional.operations import AllGather, AllReduce, Operation
 from procgroup.groups.group import ProcessGroup
 
 
 @dataclass(frozen=True)
 class _Call:
-    """The call for the leaves of one dtype. ``result`` may be ``given``; ``finish`` is applied to each result."""
+    """The call for the leaves of one dtype and device. ``result`` may be ``given``; ``finish`` is for each result."""
 
     operation: Operation
     given: Bundle
@@ -45,6 +45,7 @@ def _prepare(leaves: list[Leaf], operation: Operation, size: int) -> _Call:
         finish = numbers.combiner(operation.op)
         operation = AllGather()
     shapes = [operation.part_shape(leaf, size) for leaf in leaves]
-    given = Bundle(leaves, shapes, size if operation.takes_one_per_rank else 1)
-    result = given if operation.in_place else Bundle(leaves, shapes, size if operation.returns_one_per_rank else 1)
+    given = make_bundle(leaves, shapes, size if operation.takes_one_per_rank else 1)
+    rows = size if operation.returns_one_per_rank else 1
+    result = given if operation.in_place else make_bundle(leaves, shapes, rows)
     return _Call(operation, given, result, (size,) if operation.returns_one_per_rank else (), finish)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from procgroup.arrays import making
-from procgroup.arrays.array_view import ArrayView
+from procgroup.arrays.array_view import HOST, ArrayView
 from procgroup.arrays.view import view
 from procgroup.functional import numbers
 from procgroup.functional.trees import Rebuild, flatten, paths
@@ -49,11 +49,12 @@ class LeafName:
         return f"tree{paths(self._tree)[self._index]}"
 
 
-def _seen(array: Any, name: str | LeafName) -> ArrayView:
+def _seen(array: Any, name: str | LeafName, library: str) -> ArrayView:
+    on_devices = library == "torch"  # of other libraries' arrays on GPUs no bundle is made
     try:
-        return view(array)
+        return view(array, on_devices=on_devices)
     except (TypeError, ValueError):
-        return view(array, name=str(name))  # the same error, with the leaf's name
+        return view(array, name=str(name), on_devices=on_devices)  # the same error, with the leaf's name
 
 
 class Leaves:
@@ -71,13 +72,19 @@ class Leaves:
             name = LeafName(tree, index) if names is None else names[index]
             library = numbers.kind_of(value)
             array = value if library is None else numbers.as_array(value, name)
-            self.all.append(Leaf(index, name, library or making.library_of(array), _seen(array, name)))
+            library = library or making.library_of(array)
+            self.all.append(Leaf(index, name, library, _seen(array, name, library)))
 
     def by_dtype(self) -> list[list[Leaf]]:
-        """Group the leaves by dtype, Python's integers apart from arrays; all ranks share the order of the groups."""
-        found: dict[tuple[str, bool], list[Leaf]] = {}
+        """Group the leaves by dtype and device, Python's integers apart from arrays.
+
+        All ranks share the order of the groups: devices count in the order in which the tree has them.
+        """
+        devices = [HOST, *dict.fromkeys(leaf.seen.device for leaf in self.all if leaf.seen.device != HOST)]
+        found: dict[tuple[str, bool, int], list[Leaf]] = {}
         for leaf in self.all:
-            found.setdefault((leaf.seen.dtype, leaf.is_integer), []).append(leaf)
+            key = leaf.seen.dtype, leaf.is_integer, devices.index(leaf.seen.device)
+            found.setdefault(key, []).append(leaf)
         return [found[key] for key in sorted(found)]
 
 
@@ -131,3 +138,36 @@ class Bundle:
             parts.append(elements[:, begin:end])
             begin = end
         return parts
+
+
+class GpuBundle(Bundle):
+    """The same in the memory of a GPU, for torch's tensors: all is queued on the current stream."""
+
+    def __init__(self, leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> None:
+        self._leaves = leaves
+        self._shapes = shapes
+        self._rows = rows
+        self._width = sum(map(math.prod, shapes))
+        self.array: Any = leaves[0].seen.owner.new_empty(rows * self._width)
+
+    def fill(self) -> None:
+        for leaf, part in zip(self._leaves, self._parts(), strict=True):
+            part.copy_(leaf.seen.owner.detach().reshape(part.shape))
+
+    def take(self, leading: tuple[int, ...]) -> list[tuple[int, Any]]:
+        parts = zip(self._leaves, self._parts(), self._shapes, strict=True)
+        return [(leaf.index, part.reshape((*leading, *shape))) for leaf, part, shape in parts]
+
+    def copy_from(self, other: Bundle) -> None:
+        self.array.copy_(other.array)
+
+    def clear(self) -> None:
+        self.array.zero_()
+
+    def _parts(self) -> list[Any]:
+        return list(self.array.view(self._rows, self._width).split(list(map(math.prod, self._shapes)), 1))
+
+
+def make_bundle(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> Bundle:
+    """Return the bundle of leaves of one dtype and device."""
+    return (Bundle if leaves[0].seen.device == HOST else GpuBundle)(leaves, shapes, rows)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from procgroup.arrays.array_view import HOST, ArrayView
 from procgroup.errors import ArgumentError
 from procgroup.functional.calls import perform
 from procgroup.functional.fusing import Leaves
@@ -24,9 +25,9 @@ T = TypeVar("T")
 def average_gradients(tree: T, group: ProcessGroup | None = None) -> T:
     """Return the tree with the mean over the ranks of each of its arrays; the same bits on every rank.
 
-    Each array keeps its library, shape and dtype. Raises TypeError for a leaf that is neither an array nor a number,
-    ArgumentError for integers, bool and float8, and CollectiveMismatch on every rank, before a gradient is sent, when
-    the trees differ.
+    Each array keeps its library, shape, dtype and device. Raises TypeError for a leaf that is neither an array nor a
+    number, ArgumentError for integers, bool and float8, and CollectiveMismatch on every rank, before a gradient is
+    sent, when the trees differ.
     """
     chosen = group_of(group)
     leaves = _leaves(tree)
@@ -60,12 +61,16 @@ def _leaves(tree: Any) -> Leaves:
 
 
 def _require_same_trees(leaves: Leaves, group: ProcessGroup, op: str, arguments: str = "") -> None:
-    described = [(str(leaf.name), f"{leaf.seen.dtype} {leaf.seen.shape}") for leaf in leaves.all]
+    described = [(str(leaf.name), _described(leaf.seen)) for leaf in leaves.all]
     trees = gather_if_different(group, [("call", f"{op}{arguments}"), *described])
     if trees is not None:
         held = _first_difference([dict(tree) for tree in trees])
         advice = "Pass the same structure, shapes and dtypes on every rank; nothing was sent."
         raise mismatch(group, op, held, differing="trees", advice=advice)
+
+
+def _described(seen: ArrayView) -> str:
+    return f"{seen.dtype} {seen.shape}{'' if seen.device == HOST else ' on a GPU'}"
 
 
 def _first_difference(trees: list[dict[str, str]]) -> dict[int, str]:
