@@ -1,4 +1,4 @@
-"""What the tests of DistributedDataParallel on stand-in GPUs share: a rank's start, and the oracle on the CPU.
+"""What the tests of DistributedDataParallel on stand-in GPUs share: the oracle on the CPU.
 
 Import it where torch has the stand-in GPUs already.
 """
@@ -6,25 +6,13 @@ Import it where torch has the stand-in GPUs already.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from parallel import models
 
-import procgroup as dist
 from procgroup.parallel import DistributedDataParallel
-
-DEVICES = {"PROCGROUP_STAND_IN_GPUS": "2", "PROCGROUP_STAND_IN_DELAY_US": "300"}
-"""Two GPUs, on which each operation takes a while: what is not waited for shows as wrong numbers."""
-
-
-def join(rank: int, backend: str = "nccl") -> None:
-    """Take this rank's GPU, and join the others."""
-    torch.set_num_threads(1)
-    torch.cuda.set_device(rank)
-    dist.init_process_group(backend)
 
 
 def wrap(build: Callable[[], Any], **options: Any) -> tuple[DistributedDataParallel, Any]:
@@ -61,7 +49,3 @@ def train(ours: DistributedDataParallel, alone: Any, steps: int = 4) -> None:
             optimizer.step()
     for mine, expected in zip(ours.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.cpu(), expected)
-
-
-def visible_gpus() -> int:
-    return int(os.environ["PROCGROUP_STAND_IN_GPUS"])

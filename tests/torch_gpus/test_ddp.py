@@ -8,31 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch_gpus import stand_in_torch
-
-from world import run
+from torch_gpus.on_gpus import play
 
 pytestmark = pytest.mark.torch
-
-
-def play(program: Any, *args: Any, size: int = 2, gpus: int = 2, backend: str = "nccl", delay: int = 300) -> list[Any]:
-    environment = {"PROCGROUP_STAND_IN_GPUS": str(gpus), "PROCGROUP_STAND_IN_DELAY_US": str(delay)}
-    return run(on_its_gpu, size, args=(program, backend, *args), torch="gpus", environment=environment)
-
-
-def on_its_gpu(rank: int, size: int, program: Any, backend: str, *args: Any) -> Any:
-    stand_in_torch.start()
-    import torch
-    from torch_gpus import gpu_training
-
-    import procgroup as dist
-
-    torch.set_num_threads(1)
-    torch.cuda.set_device(rank * gpu_training.visible_gpus() // size)
-    dist.init_process_group(backend)
-    result = program(gpu_training, *args)
-    dist.destroy_process_group()
-    return result
 
 
 # --- Gradients ---

@@ -3,11 +3,13 @@
 The end of a backward is a callback of autograd's engine. It belongs to the backward that registers it, which for a
 checkpointed module may run inside another one. A hook on the module's outputs therefore registers it: these gradients
 are computed before all others of the module. When a backward fails, autograd drops the callback without notice; only
-weak references to the callback are kept, so that its disappearance shows.
+weak references to the callback are kept, so that its disappearance shows. On GPUs a thread of autograd's drops it, just
+after the backward has raised its error.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
@@ -16,6 +18,8 @@ from typing import Any
 from procgroup.parallel.pytorch import torch
 
 _MAX_DEPTH = 20
+_DROPPED_WITHIN = 5.0
+"""Seconds to wait for autograd's thread to drop the callback of a failed backward."""
 
 
 def find_tensors(output: Any) -> Iterator[Any]:
@@ -82,24 +86,41 @@ class BackwardEnd:
 
     def __init__(self) -> None:
         self._callback: Callable[[], _Callback | None] = _none
+        self._is_dropped = threading.Event()
+        self._cleanups: list[weakref.finalize[..., _Callback]] = []
 
     def is_registered(self) -> bool:
         """Return whether the callback is registered and still to come; False after a failed backward."""
         return self._callback() is not None
 
+    def await_dropped(self) -> None:
+        """Wait until the callback is gone, between two backwards of this thread."""
+        if self.is_registered():
+            self._is_dropped.wait(_DROPPED_WITHIN)
+
     def register(self, call: Callable[[], None]) -> None:
         """Call ``call`` at the end of this backward."""
         callback = _Callback(partial(self._run, call))
         self._callback = weakref.ref(callback)
+        self._is_dropped = threading.Event()
+        weakref.finalize(callback, self._is_dropped.set).atexit = False
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def add_cleanup(self, call: Callable[[], None]) -> None:
         """Call ``call`` when this backward has ended, also after an error."""
-        weakref.finalize(self._callback(), call).atexit = False
+        callback = self._callback()
+        assert callback is not None
+        self._cleanups.append(weakref.finalize(callback, call))
+        self._cleanups[-1].atexit = False
 
     def _run(self, call: Callable[[], None]) -> None:
         self._callback = _none
-        call()
+        cleanups, self._cleanups = self._cleanups, []
+        try:
+            call()
+        finally:
+            for cleanup in cleanups:  # before the backward returns, which on GPUs does not wait for the callback to go
+                cleanup()
 
 
 def accumulates_gradients(parameters: Container[int]) -> bool:

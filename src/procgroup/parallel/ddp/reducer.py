@@ -143,7 +143,11 @@ class Reducer:
 
     def prepare(self) -> None:
         """Complete an earlier round, before a forward."""
-        if not self._end.is_registered() and not is_inside_backward():
+        if is_inside_backward():
+            return
+        if self._is_on_gpus:
+            self._end.await_dropped()
+        if not self._end.is_registered():
             self._recover()
             self._rebuild()
 
