@@ -353,3 +353,35 @@ def train_on_a_mesh(gpu: Any) -> None:
 
 def test_a_mesh_of_gpus_gives_the_group() -> None:
     play(train_on_a_mesh, size=4, gpus=4, delay=0)
+
+
+def train_elsewhere(gpu: Any) -> None:
+    import torch
+
+    import procgroup as dist
+    from procgroup.parallel import DistributedDataParallel
+
+    class Small(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ParameterList([torch.zeros(0), torch.ones(1), torch.zeros(3, 0)])
+
+        def forward(self, inputs: Any) -> Any:
+            return sum(each.sum() for each in self.layers) * inputs.mean()
+
+    here = torch.device("cuda", dist.get_rank())
+    torch.cuda.set_device(0)
+    for build in (gpu.models.perceptron, Small):
+        model, alone = gpu.models.make(build), gpu.models.make(build)
+        ours = DistributedDataParallel(model.to(here), device_ids=[here], bucket_cap_mb=0.0001)
+        for step in range(3):
+            parts = [gpu.models.part(gpu.models.batch(step), rank) for rank in (0, 1)]
+            ours.zero_grad()
+            gpu.models.loss_of(ours(parts[dist.get_rank()])).backward()
+            gpu.models.mean_of_ranks(alone, [gpu.models.loss_of(alone(each)) for each in parts])
+            gpu.assert_same_gradients(ours, alone, step)
+    assert torch.cuda.current_device() == 0
+
+
+def test_the_current_gpu_may_be_another_one() -> None:
+    play(train_elsewhere)

@@ -28,6 +28,7 @@ def hook_of(name: str) -> tuple[Any, Any]:
         "post-local SGD": lambda: (hooks.post_localSGD_hook, hooks.PostLocalSGDState(None, None, 2)),
         "torch's future": lambda: (answer_with_a_future, None),
         "a future of the call": lambda: (answer_with_the_calls_future, None),
+        "a hook that reads": lambda: (read, None),
     }[name]()
 
 
@@ -304,8 +305,9 @@ def copy_wrapper(gpu: Any) -> None:
     copied = copy.deepcopy(ours)
     assert copied.device_ids == ours.device_ids and copied.device == ours.device
     gpu.train(copied, copy.deepcopy(alone))
-    state = pickle.loads(pickle.dumps({"ours": ours._devices}))
-    assert state["ours"] == ours._devices
+    loaded = pickle.loads(pickle.dumps(ours))
+    assert loaded.device_ids == ours.device_ids and loaded.device == ours.device
+    gpu.train(loaded, copy.deepcopy(alone))
 
 
 def test_copies_train_on_their_own() -> None:
@@ -384,3 +386,69 @@ def normalize(gpu: Any, rows: list[int]) -> None:
 @pytest.mark.parametrize("rows", [[3, 3], [5, 1], [4, 0]], ids=str)
 def test_batch_norm_has_the_statistics_of_all_ranks(rows: list[int]) -> None:
     play(normalize, rows)
+
+
+# --- No host waits for a GPU ---
+
+
+def watch_steps(gpu: Any, name: str | None) -> list[str]:
+    """Return the operations of a step, after the first ones, for whose results the host waits."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from procgroup.parallel import DistributedDataParallel
+
+    waits: list[str] = []
+
+    class Watching(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            given = [each for each in args if isinstance(each, torch.Tensor)]
+            made = [each for each in (result, *given[:1]) if isinstance(each, torch.Tensor)]
+            crosses = function.__name__.startswith(("copy_", "_to_copy")) and len({e.is_cuda for e in given + made}) > 1
+            is_read = function.__name__.startswith(("_local_scalar_dense", "equal", "nonzero", "masked_select"))
+            if crosses or (is_read and any(each.is_cuda for each in given)):
+                waits.append(str(function))
+            return result
+
+    def build() -> Any:
+        class Layers(torch.nn.Sequential):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4))
+                self.register_buffer("mask", torch.ones(4))
+
+            def forward(self, inputs: Any) -> Any:
+                return super().forward(inputs) * self.mask
+
+        return Layers()
+
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(gpu.models.make(build)).cuda()
+    ours = DistributedDataParallel(model, bucket_cap_mb=0.0001)
+    if name is not None:
+        hook, state = hook_of(name)
+        ours.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        inputs = gpu.models.part(gpu.models.batch(step)).cuda()
+        optimizer.zero_grad()
+        if step < 4:
+            gpu.models.loss_of(ours(inputs)).backward()
+            optimizer.step()
+            continue
+        with Watching():
+            gpu.models.loss_of(ours(inputs)).backward()
+            optimizer.step()
+    if name == "a hook that reads":
+        assert waits, "the hooks of a backward are not watched"
+        return []
+    return waits
+
+
+def read(state: Any, bucket: Any) -> Any:
+    bucket.buffer()[0].item()
+    return answer_with_the_calls_future(state, bucket)
+
+
+@pytest.mark.parametrize("name", [None, *HOOKS, "a hook that reads"])
+def test_no_host_waits_for_a_gpu_in_a_step(name: str | None) -> None:
+    assert play(watch_steps, name, delay=0) == [[], []]
