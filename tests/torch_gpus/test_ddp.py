@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from torch_gpus.on_gpus import play
+from torch_gpus.plug_in_world import SLOW_GPUS, begin
+
+from world import run
 
 pytestmark = pytest.mark.torch
 
@@ -21,8 +24,9 @@ def train(gpu: Any, model: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_gradients_are_those_of_the_whole_batch(backend: str) -> None:
-    play(train, "perceptron", {}, backend=backend)
+@pytest.mark.parametrize("size", [1, 2])
+def test_gradients_are_those_of_the_whole_batch(size: int, backend: str) -> None:
+    play(train, "perceptron", {}, size=size, backend=backend)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -134,7 +138,7 @@ def use_two_streams(gpu: Any) -> None:
 
 
 def test_a_bucket_waits_for_the_streams_of_all_its_gradients() -> None:
-    play(use_two_streams, delay=2000)
+    play(use_two_streams, delay=1000)
 
 
 def accumulate(gpu: Any) -> None:
@@ -285,17 +289,19 @@ def train_on_several_gpus(gpu: Any, on_lost_rank: str) -> Any:
             self.first = torch.nn.Linear(gpu.models.WIDTH, 5)
             self.last = torch.nn.Linear(5, 2)
             self.register_buffer("steps", torch.zeros(()))
+            self.register_buffer("rank", torch.full((2,), dist.get_rank()))
             self.devices: Any = None
 
         def forward(self, inputs: Any) -> Any:
             hidden = self.first(inputs).tanh()
             self.steps = self.steps + 1
+            assert self.rank.is_cpu and self.rank.tolist() == [0, 0]
             return self.last(hidden if self.devices is None else hidden.to(self.devices[1]))
 
     devices = [torch.device("cuda", torch.cuda.current_device() + each) for each in (0, 1)]
     for _ in range(2):  # wrapped again, it uses the same groups
-        alone = gpu.models.make(Divided)
-        model = gpu.models.make(Divided)
+        alone, model = gpu.models.make(Divided), gpu.models.make(Divided)
+        alone.rank.zero_()
         model.first.to(devices[0]), model.last.to(devices[1])
         model.steps, model.devices = model.steps.to(devices[0]), devices
         try:
@@ -385,3 +391,23 @@ def train_elsewhere(gpu: Any) -> None:
 
 def test_the_current_gpu_may_be_another_one() -> None:
     play(train_elsewhere)
+
+
+def train_in_torchs_group(rank: int, size: int) -> None:
+    begin(rank)
+    import torch
+    from torch_gpus import gpu_training as gpu
+
+    torch.set_num_threads(1)
+    ours, alone = gpu.wrap(gpu.models.perceptron, device_ids=[rank])
+    for step in range(3):
+        whole = gpu.models.batch(step, size)
+        ours.zero_grad(), alone.zero_grad()
+        gpu.models.loss_of(ours(gpu.models.part(whole, rank))).backward()
+        gpu.models.loss_of(alone(whole)).backward()
+        gpu.assert_same_gradients(ours, alone, step)
+    torch.distributed.destroy_process_group()
+
+
+def test_a_group_of_torch_with_the_backend_procgroup_is_taken() -> None:
+    run(train_in_torchs_group, 2, torch="gpus", environment=SLOW_GPUS)

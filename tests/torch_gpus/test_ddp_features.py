@@ -77,7 +77,7 @@ HOOKS = ["allreduce", "fp16", "bf16", "wrapped", "PowerSGD", "top k", "int8", "p
 
 @pytest.mark.parametrize("name", [*HOOKS, "torch's future", "a future of the call"])
 def test_hooks_train_on_a_gpu_as_on_a_cpu(name: str) -> None:
-    first, second = play(train_with_hook, name)
+    first, second = play(train_with_hook, name, delay=100)
     assert first[0] == second[0]
     assert first[0] == pytest.approx(first[1], abs=1e-4)
 

@@ -28,7 +28,10 @@ class GradBucket:
         return self._index
 
     def buffer(self) -> Any:
-        """Return the flat tensor of one dimension. Its memory is readable by all ranks of the host."""
+        """Return the flat tensor of one dimension, on the parameters' device.
+
+        In host memory all ranks of the host can read it.
+        """
         return self._buffer
 
     def gradients(self) -> list[Any]:
