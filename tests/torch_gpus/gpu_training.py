@@ -24,9 +24,10 @@ def wrap(build: Callable[[], Any], **options: Any) -> tuple[DistributedDataParal
 
 def to_cpu(model: Any) -> Any:
     """Give a module's parameters gradients on the CPU, in a copy, to compare them."""
+    gradients = [None if each.grad is None else each.grad.cpu() for each in model.module.parameters()]  # without delay
     copied = copy.deepcopy(model.module).cpu()
-    for mine, parameter in zip(copied.parameters(), model.module.parameters(), strict=True):
-        mine.grad = None if parameter.grad is None else parameter.grad.cpu()
+    for mine, gradient in zip(copied.parameters(), gradients, strict=True):
+        mine.grad = gradient
     return copied
 
 

@@ -109,6 +109,20 @@ def use_two_streams(gpu: Any) -> None:
 
     side = torch.cuda.Stream()
 
+    class Copied(torch.autograd.Function):  # type: ignore[misc]
+        """Its gradient comes late: only copies are queued on the stand-in's streams, and not awaited at once."""
+
+        @staticmethod
+        def forward(ctx: Any, inputs: Any) -> Any:
+            return inputs.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            gradient = gradient.contiguous()
+            for _ in range(20):
+                gradient = gradient.clone()
+            return gradient
+
     class Sides(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -119,13 +133,15 @@ def use_two_streams(gpu: Any) -> None:
             if not inputs.is_cuda:
                 return self.first(inputs) + self.second(inputs)
             current = torch.cuda.current_stream()
+            one = self.first(inputs)  # the last one in the backward
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 inputs.record_stream(side)
-                other = self.second(inputs)
+                weights = {name: Copied.apply(each) for name, each in self.second.named_parameters()}
+                other = torch.func.functional_call(self.second, weights, (inputs,))
             current.wait_stream(side)
             other.record_stream(current)
-            return self.first(inputs) + other
+            return one + other
 
     for cap in (0.0001, None):
         ours, alone = gpu.wrap(Sides, bucket_cap_mb=cap)
@@ -138,7 +154,33 @@ def use_two_streams(gpu: Any) -> None:
 
 
 def test_a_bucket_waits_for_the_streams_of_all_its_gradients() -> None:
-    play(use_two_streams, delay=1000)
+    play(use_two_streams)
+
+
+def lag(gpu: Any) -> None:
+    import torch
+
+    import procgroup as dist
+
+    for cap in (0.0001, None):
+        ours, alone = gpu.wrap(gpu.models.perceptron, bucket_cap_mb=cap)
+        for step in range(3):
+            works = []
+
+            def occupy(_: Any, works: list[Any] = works) -> None:
+                works += [dist.all_reduce(torch.ones(1, device="cuda"), async_op=True) for _ in range(60)]
+
+            whole = gpu.models.batch(step)
+            ours.zero_grad(), alone.zero_grad()
+            loss = gpu.models.loss_of(ours(gpu.models.part(whole).cuda()))
+            loss.register_hook(occupy)
+            loss.backward()
+            gpu.models.loss_of(alone(whole)).backward()
+            gpu.assert_same_gradients(ours, alone, step)
+
+
+def test_the_backward_s_stream_waits_for_averages_that_come_late() -> None:
+    play(lag)
 
 
 def accumulate(gpu: Any) -> None:
