@@ -21,7 +21,7 @@ AREAS = {
     "functional": ["functional"],
     "groups": ["groups", "api"],
     "launch": ["launch/failures", "launch/one_node", "launch/output", "launch/options/test_flags.py", "launch/spawn"],
-    "parallel": ["parallel"],
+    "parallel": ["parallel", "torch_gpus/test_ddp.py", "torch_gpus/test_ddp_features.py"],
     "rendezvous": ["rendezvous"],
     "stores": ["stores"],
     "testing": ["testing"],
