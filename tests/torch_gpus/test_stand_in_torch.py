@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nccl.gpu_arrays import held
 from torch_gpus import stand_in_torch
 
 from world import run, run_command
@@ -50,9 +51,10 @@ def use_streams(rank: int, size: int) -> None:
     source, target = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), held(side.cuda_stream):
         target.copy_(source)
-    assert target.tolist() == [0] * 4, "an operation has waited for another stream"
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            assert target.tolist() == [0] * 4, "an operation has waited for another stream"
     torch.cuda.current_stream().wait_stream(side)
     assert target.tolist() == [1] * 4
 

@@ -1,4 +1,7 @@
-"""The tutorials' programs for GPUs, as they are written, by each way to start them; torch's "nccl" is procgroup's."""
+"""The tutorials' programs for GPUs, as they are written, by each way to start them.
+
+They are played twice: with torch.distributed, whose "nccl" is procgroup's, and with procgroup by one changed import.
+"""
 
 from __future__ import annotations
 
@@ -131,13 +134,53 @@ def on_cpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
     return results_of(done)["0 on cpu"]
 
 
+def with_procgroup(source: str) -> str:
+    """Return the program with the imports changed."""
+    source = source.replace("import torch.distributed as dist", "import procgroup as dist")
+    source = source.replace("from torch.nn.parallel import", "from procgroup.parallel import")
+    return source.replace("from torch.utils.data.distributed import", "from procgroup.parallel import")
+
+
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("library", ["torch", "procgroup"])
 def test_the_tutorials_training_program_gives_on_gpus_what_it_gives_on_cpus(
-    tmp_path: Path, way: str, on_cpus: tuple[float, float]
+    tmp_path: Path, library: str, way: str, on_cpus: tuple[float, float]
 ) -> None:
     source, launcher = WAYS[way]
-    replaced = {} if way == "procgroup run" else {"PROCGROUP_REPLACE_NCCL": "1"}
+    replaced = {}
+    if library == "procgroup":
+        source = with_procgroup(source)
+    elif way != "procgroup run":
+        replaced = {"PROCGROUP_REPLACE_NCCL": "1"}
     results = results_of(run_program(tmp_path, source, launcher, **replaced))
     assert sorted(results) == ["0 on cuda:0", "1 on cuda:1"]
     for result in results.values():
         assert result == pytest.approx(on_cpus, abs=2e-4)
+
+
+TWO_GROUPS = """
+import os
+import torch
+import procgroup as dist
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+base = dist.TCPStore("localhost", int(os.environ["A_PORT"]), size, rank == 0)
+for prefix in ("group1_", "group2_"):
+    options = {"timeout": 60, "init_method_timeout": 30}
+    dist.init_process_group(
+        "nccl", store=dist.PrefixStore(prefix, base), rank=rank, world_size=size, pg_options=options,
+        device_id=torch.device("cuda", rank) if prefix == "group2_" else None,
+    )
+    values = torch.full((3,), rank + 1.0, device="cuda")
+    dist.all_reduce(values)
+    print(prefix, rank, values.tolist())
+    dist.destroy_process_group()
+"""
+
+
+def test_two_groups_over_one_store_eager_and_lazy_with_options_as_a_dict(tmp_path: Path) -> None:
+    done = run_program(tmp_path, TWO_GROUPS, ["-m", "procgroup", "run", "--nproc-per-node=2"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = sorted(line.removeprefix(f"[rank {line[6]}] ") for line in done.stdout.splitlines())
+    assert found == [f"{prefix} {rank} [3.0, 3.0, 3.0]" for prefix in ("group1_", "group2_") for rank in range(2)]
