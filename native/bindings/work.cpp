@@ -152,6 +152,7 @@ nb::object Work::exception(const Issued& issued) const {
 }
 
 nb::object Work::exception(const Issued& issued, const Failure& failure) const {
+  group_->set_reported(issued.operation->call());
   return with_cause(build_exception(failure, issued.operation->call(), *group_), issued.error());
 }
 

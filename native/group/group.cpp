@@ -535,22 +535,33 @@ void Group::require_usable(Descriptor call, const GroupOperation* last_queued) {
   throw reported(*std::move(ended), call);
 }
 
-// A call that fails ends the group, and no caller waits for it.
-void Group::keep_unreported(Failure failure, Descriptor call) {
+// A call that fails ends the group. No caller waits for it, or the program may make another call before it does.
+void Group::keep_unreported(Failure failure, Descriptor call, bool is_unawaited) {
   if (failure.kind == Failure::Kind::kAborted) return;
-  if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  if (call.sequence == 0 && !is_message(call.op)) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
   const std::lock_guard lock(reason_mutex_);
-  if (!reason_ && !is_reported_) unreported_ = OperationFailed{std::move(failure), call};
+  if (is_kept(call)) is_unawaited_ = is_unawaited_ || is_unawaited;
+  if (reason_ || is_reported_) return;
+  unreported_ = OperationFailed{std::move(failure), call};
+  is_unawaited_ = is_unawaited;
+}
+
+bool Group::is_kept(const Descriptor& call) const {
+  return unreported_ && unreported_->call.sequence == call.sequence && unreported_->call.op == call.op;
+}
+
+void Group::set_reported(const Descriptor& call) {
+  const std::lock_guard lock(reason_mutex_);
+  if (!is_kept(call)) return;
+  unreported_.reset();
+  is_reported_ = true;
 }
 
 OperationFailed Group::reported(Failure failure, const Descriptor& call) {
   const bool is_consequence = failure.kind == Failure::Kind::kBroken || failure.kind == Failure::Kind::kLost ||
                               failure.kind == Failure::Kind::kFailed;
   if (!is_consequence) {
-    const std::lock_guard lock(reason_mutex_);
-    const bool is_kept = unreported_ && unreported_->call.sequence == call.sequence && unreported_->call.op == call.op;
-    if (is_kept) unreported_.reset();
-    is_reported_ = is_reported_ || is_kept;
+    set_reported(call);
     return {std::move(failure), call};
   }
   // Of a group that has ended the first is known; and who asks then may hold the mutex of the queue.

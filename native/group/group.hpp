@@ -121,6 +121,8 @@ class Group final : public Source {
   // What a call raises that ends with `failure`. Where that is the loss or the end of what earlier calls need, too, and
   // nobody waits for those, the first of them is the call that fails: once. Any other failure is raised as it is.
   OperationFailed reported(Failure failure, const Descriptor& call);
+  // The program has the error of this call: no other call raises it.
+  void set_reported(const Descriptor& call);
   // Send or receive a small message if that is possible in so many looks; whether it was.
   bool message_at_once(const MessageRequest& request, int looks = 1);
   // As message_at_once(), for an asynchronous message.
@@ -261,7 +263,8 @@ class Group final : public Source {
   void add_own_wait(Failure& failure, std::vector<int> awaited) const;
   std::optional<Failure> broken() const;
   std::optional<Descriptor> first_unawaited();
-  void keep_unreported(Failure failure, Descriptor call);
+  void keep_unreported(Failure failure, Descriptor call, bool is_unawaited);
+  bool is_kept(const Descriptor& call) const;  // with reason_mutex_
   std::pair<std::shared_ptr<GroupOperation>, bool> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);
   bool announce(GroupOperation& operation);
@@ -317,7 +320,8 @@ class Group final : public Source {
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
-  std::optional<OperationFailed> unreported_;  // a call that nobody waits for; guarded by reason_mutex_, as the next
+  std::optional<OperationFailed> unreported_;  // a call that has ended the group; guarded by reason_mutex_, as the next
+  bool is_unawaited_ = false;                  // nobody waits for that call
   bool is_reported_ = false;                   // a call has raised what ended the group
   std::map<int, std::string> seen_calls_;      // by world rank; guarded by reason_mutex_
   bool left_ = false;

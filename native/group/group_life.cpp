@@ -135,7 +135,9 @@ void Group::make_relay() {
     name_relays(failure, call);
     const bool is_explained = failure.kind != Failure::Kind::kTimeout || !failure.calls.empty();
     if (!is_explained && !is_completed()) look_at_calls(explained_peers(failure, false));
-    break_with(own_view(cause_of(failure)), call);
+    const Failure cause = own_view(cause_of(failure));
+    keep_unreported(cause, call, false);
+    break_with(cause, call);
   };
   if (!state_->topology.is_leader()) return;
   const size_t bytes = Proxies::bytes(state_->topology);
@@ -281,7 +283,7 @@ void Group::leave() {
 // A program that makes no further call would not learn that results are wrong.
 void Group::report_unraised() {
   const std::lock_guard lock(reason_mutex_);
-  if (!unreported_) return;
+  if (!unreported_ || !is_unawaited_) return;
   log_line(LogLevel::kError,
            unreported_->call.describe(&global_ranks_) + " (#" + std::to_string(unreported_->call.sequence) +
                ") on group " + name() +

@@ -82,7 +82,7 @@ void QueuedCall::end(const Failure* failure) {
   }
   Failure own = group_.own_view(group_.cause_of(*failure));
   // Before the call completes, because that thread may ask whether the group has failed.
-  if (request_.is_unawaited) group_.keep_unreported(own, request_.descriptor);
+  group_.keep_unreported(own, request_.descriptor, request_.is_unawaited);
   if (group_.has_turn(*this)) group_.end_with(*this, own);
   fail(std::move(own));
 }
@@ -143,8 +143,7 @@ Progress MessageOperation::advance_transfer() {
     conclude();
     lock.unlock();
     // The sender has begun to move what this receive refuses.
-    if (is_external() && failure() != nullptr && failure()->kind == Failure::Kind::kMismatch)
-      group_.break_with(*failure(), call_);
+    if (is_external() && failure() != nullptr && failure()->kind == Failure::Kind::kMismatch) end_group(*failure());
     return is_completed() ? Progress::kDone : Progress::kMoved;
   }
   return moved ? Progress::kMoved : Progress::kWaiting;
@@ -179,7 +178,7 @@ Progress MessageOperation::advance_task() {
   if (!is_done && !failure) return Progress::kWaiting;
   if (!device_work()) recording_->end(failure ? &*failure : nullptr);
   if (failure) {
-    group_.break_with(*failure, call_);
+    end_group(*failure);
     fail(*std::move(failure));
     return Progress::kDone;
   }
@@ -340,7 +339,12 @@ void MessageOperation::give_up(Failure failure) {
   Failure ended = failure;
   fail(std::move(failure));
   lock.unlock();
-  if (has_begun) group_.break_with(std::move(ended), call_);
+  if (has_begun) end_group(ended);
+}
+
+void MessageOperation::end_group(const Failure& failure) {
+  group_.keep_unreported(failure, call_, request_.is_unawaited);
+  group_.break_with(failure, call_);
 }
 
 Progress DeviceOperation::advance() {
@@ -371,8 +375,9 @@ void DeviceOperation::give_up(Failure failure) {
   end_group(failure);
 }
 
+// Also of an asynchronous call: a wait for it may have succeeded already, when the ranks had agreed.
 void DeviceOperation::end_group(const Failure& failure) {
-  if (is_unawaited_) group_.keep_unreported(failure, call_);
+  group_.keep_unreported(failure, call_, is_unawaited_);
   group_.break_with(failure, call_);
   end(&failure);
 }

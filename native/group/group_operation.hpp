@@ -93,6 +93,7 @@ class MessageOperation final : public GroupOperation {
   void accept();
   void await_acceptance();
   bool has_dead_sender() const;
+  void end_group(const Failure& failure);
   // With the mutex of messages, as the next three.
   int peer() const { return request_.op == OpKind::kSend ? request_.peer : source(); }
   bool has_turn() const;

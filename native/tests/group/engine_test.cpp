@@ -237,6 +237,8 @@ void no_call_is_queued_behind_one_that_has_failed() {
   const auto second = group.start(request_for(OpKind::kAllReduce, data), 0.01);
   while (!second->is_completed()) std::this_thread::yield();
   CHECK(second->failure()->kind == Failure::Kind::kTimeout && !first->is_completed());
+  // A caller that has not been told of the second one gets its error first.
+  CHECK(kind_of_failure(group, request_for(OpKind::kAllReduce, data), 600) == Failure::Kind::kTimeout);
   CHECK(kind_of_failure(group, request_for(OpKind::kAllReduce, data), 600) == Failure::Kind::kBroken);
   CHECK(!first->is_completed());
 }
