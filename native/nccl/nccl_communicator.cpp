@@ -1,6 +1,7 @@
 #include "nccl/nccl_communicator.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -15,6 +16,32 @@ namespace {
 constexpr auto kLeaving = std::chrono::seconds(10);
 constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr int kInProgress = 7;
+
+// The communicators of one group of ranks, which have to end, and what comes when they have been told.
+struct Abort {
+  std::vector<std::shared_ptr<NcclCommunicator>> communicators;
+  std::function<void()> begin;
+};
+
+struct Aborts {
+  std::mutex mutex;
+  std::vector<Abort> requested;
+  std::atomic<int> freeing{0};  // threads that end communicators
+};
+Aborts& aborts() {
+  static auto* const aborts = new Aborts;  // never destroyed: threads run while the process ends
+  return *aborts;
+}
+
+// One more while it lives.
+struct Counted {
+  explicit Counted(std::atomic<int>& number) : number_(number) { ++number_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() { --number_; }
+
+  std::atomic<int>& number_;
+};
 
 }  // namespace
 
@@ -130,23 +157,41 @@ void NcclCommunicator::abort(const std::vector<std::shared_ptr<NcclCommunicator>
     one->changed_.notify_all();
   }
   if (told.empty()) return begin();
-  start_native_thread("pg-nccl-abort", [told = std::move(told), begin = std::move(begin)] {
-    const NcclLibrary& nccl = *told.front()->library_;
-    nccl.ncclGroupStart();
-    for (const std::shared_ptr<NcclCommunicator>& one : told) nccl.ncclCommAbort(one->handle_);
-    begin();
-    const auto until = std::chrono::steady_clock::now() + kLeaving;
-    for (const std::shared_ptr<NcclCommunicator>& one : told) {
-      std::unique_lock left(one->calling_, std::try_to_lock);
-      while (!left && std::chrono::steady_clock::now() < until) {
-        std::this_thread::sleep_for(kPause);
-        left.try_lock();
-      }
-      if (!left) return;  // a thread is still there: these communicators are never freed
+  {
+    const std::lock_guard lock(aborts().mutex);
+    aborts().requested.push_back({std::move(told), std::move(begin)});
+  }
+  start_native_thread("pg-nccl-abort", end_aborted).detach();
+}
+
+bool NcclCommunicator::is_freeing() { return aborts().freeing != 0; }
+
+// All that have been requested: another thread may find none.
+void NcclCommunicator::end_aborted() {
+  std::vector<Abort> requested;
+  {
+    const std::lock_guard lock(aborts().mutex);
+    requested.swap(aborts().requested);
+  }
+  if (requested.empty()) return;
+  const Counted freeing(aborts().freeing);
+  std::vector<std::shared_ptr<NcclCommunicator>> told;
+  for (const Abort& one : requested) told.insert(told.end(), one.communicators.begin(), one.communicators.end());
+  const NcclLibrary& nccl = *told.front()->library_;
+  nccl.ncclGroupStart();
+  for (const std::shared_ptr<NcclCommunicator>& one : told) nccl.ncclCommAbort(one->handle_);
+  for (const Abort& one : requested) one.begin();
+  const auto until = std::chrono::steady_clock::now() + kLeaving;
+  for (const std::shared_ptr<NcclCommunicator>& one : told) {
+    std::unique_lock left(one->calling_, std::try_to_lock);
+    while (!left && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(kPause);
+      left.try_lock();
     }
-    nccl.ncclGroupEnd();
-    for (const std::shared_ptr<NcclCommunicator>& one : told) one->let_go();
-  }).detach();
+    if (!left) return;  // a thread is still there: these communicators are never freed
+  }
+  nccl.ncclGroupEnd();
+  for (const std::shared_ptr<NcclCommunicator>& one : told) one->let_go();
 }
 
 void NcclCommunicator::close(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators, double seconds) {

@@ -9,10 +9,11 @@
 // So no thread that watches over calls may be inside of NCCL. Each communicator has a thread of its own: it connects
 // the ranks, makes the calls that no thread of the program makes, and ends the communicator.
 //
-// An abort frees the communicator. So it has two steps, inside of a group of NCCL's: first all communicators of a group
-// of ranks get the order, which ends what their work and calls wait for; when no thread is in a call any more, the
-// group's end frees them. One after the other could wait for ever, each for another's work on the GPU
-// (NVIDIA/nccl#1013).
+// An abort frees the communicator. So it has two steps, inside of a group of NCCL's: first all communicators get the
+// order, which ends what their work and calls wait for; when no thread is in a call any more, the group's end frees
+// them. One after the other could wait for ever, each for another's work on the GPU (NVIDIA/nccl#1013). So those of all
+// groups of ranks that fail at once, as with a lost rank, are aborted together. A group that fails later has a thread
+// of its own, because the earlier end may wait for its work.
 #pragma once
 
 #include <condition_variable>
@@ -60,6 +61,9 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   // End all work of these communicators, whatever it waits for, in a thread. `begin` is called when they have been
   // told.
   static void abort(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators, std::function<void()> begin);
+  // Whether a thread frees communicators. It may hold up other threads' calls of CUDA until the work of a group has
+  // ended that is still to be aborted: who watches over groups makes none meanwhile.
+  static bool is_freeing();
   // End these communicators together with the other ranks, when their work has ended; for at most so many seconds,
   // after which their threads go on with it.
   static void close(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators, double seconds);
@@ -74,6 +78,7 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   void run(int size, int rank, const NcclId& id, std::string& config);
   void make(int size, int rank, const NcclId& id, std::string& config);
   void let_go();
+  static void end_aborted();
 
   const std::shared_ptr<const NcclLibrary> library_;
   Gpu& gpu_;

@@ -345,7 +345,7 @@ bool NcclTask::has_ended() {
 
 // Throw for errors of what is queued. Not at the first look: most calls end soon.
 void NcclTask::check_sometimes() {
-  if (now_ns() - checked_ns_ <= kCheckNs) return;
+  if (now_ns() - checked_ns_ <= kCheckNs || NcclCommunicator::is_freeing()) return;
   if (checked_ns_ != 0) {
     const OnGpu on_gpu(gpu_);
     communicator_->check();
