@@ -12,6 +12,8 @@ import pytest
 from failures.operations import TRANSPORTS, allowance, on
 
 import procgroup as dist
+import two_hosts
+from waiting import wait_until
 from world import run, start
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -206,3 +208,63 @@ def shrink_alone(rank: int, size: int) -> Any:
 
 def test_a_group_of_one_rank_can_shrink_to_itself() -> None:
     assert run(shrink_alone, 1) == [(1, [1.0] * 3)]
+
+
+def use_the_store(rank: int, size: int) -> Any:
+    """Lose rank 0, in whose process the store is, and then the rank that hosts it after that."""
+    dist.init_process_group(timeout=20)
+    dist.barrier()
+    found = []
+    for victim in (0, 1):
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.PeerLost):
+            dist.barrier()
+        world = dist.shrink_group()
+        pair: Any = dist.new_group([0, dist.get_world_size() - 1])
+        for group in (world, pair):
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                group.get_group_store().set(str(group.rank()), str(rank))
+                found.append(group.get_group_store().get(str(group.size() - 1)).decode())
+        dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_smaller_group_has_a_store_also_when_the_process_that_hosted_it_is_lost() -> None:
+    with start(use_the_store, 4) as world:
+        outcomes = world.wait(30)
+    assert [outcome.value for outcome in outcomes[2:]] == [["3"] * 3, ["3"] * 4], outcomes
+
+
+@pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
+def test_it_has_one_between_hosts_too() -> None:
+    with (
+        two_hosts.joined() as hosts,
+        start(use_the_store, 4, environments=two_hosts.environments(hosts, [0, 1, 0, 1])) as world,
+    ):
+        outcomes = world.wait(30)
+    assert [outcome.value for outcome in outcomes[2:]] == [["3"] * 3, ["3"] * 4], outcomes
+
+
+def issue_after_a_failure(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    work: Any = dist.all_reduce(np.ones(1), async_op=True)
+    wait_until(work.is_completed)
+    with pytest.raises(dist.PeerLost):
+        dist.all_reduce(np.ones(1), async_op=True)
+    with pytest.raises(dist.GroupBroken):
+        dist.barrier()
+    with pytest.raises(dist.PeerLost):
+        work.wait()
+    dist.shrink_group()
+    dist.barrier()
+
+
+def test_the_first_error_is_that_of_the_lost_rank_also_where_no_asynchronous_call_was_awaited() -> None:
+    with start(issue_after_a_failure, 3) as world:
+        outcomes = world.wait(20)
+    assert outcomes[0].ok and outcomes[2].ok, outcomes

@@ -294,6 +294,7 @@ def _make_group(
         backend_config=str(config),
         group_desc="default_pg",
         make_backends=config.make_backends,
+        store_ends_with=0 if hosting.ends_with_rank_0(store) else None,
     )
     made.new_ranks = world.new_ranks if world is not None else ()
     return made

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from procgroup import log, process_end
-from procgroup.api import default_group, exit_hooks
+from procgroup.api import default_group, exit_hooks, moved_store
 from procgroup.api.default_group import resolve
 from procgroup.api.options import read_timeouts
 from procgroup.groups import checks
+from procgroup.groups.engine import GroupEngine
 from procgroup.groups.group import ProcessGroup
+from procgroup.rendezvous import hosting
+from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
 
@@ -39,8 +43,18 @@ def shrink_group(
     excluded = _checked(ranks_to_exclude or (), chosen)
     limit = read_timeouts(timeout, pg_options, chosen.timeout).calls
     is_default = chosen is slot.group
-    made = chosen.shrink(excluded, group_name=_name_after(chosen.group_name), timeout=limit, renumber=is_default)
+    moved: list[Store] = []
+
+    def move_store(engine: GroupEngine, rank: int, store: Store, timeout: timedelta) -> Store:
+        moved.append(moved_store.open_store(engine, rank, store, timeout))
+        return moved[-1]
+
+    name = _name_after(chosen.group_name)
+    made = chosen.shrink(excluded, group_name=name, timeout=limit, renumber=is_default, move_store=move_store)
     store = exit_hooks.let_go(chosen)
+    if moved and store is not None:
+        hosting.let_go(store)
+        store = moved[-1]
     if is_default:
         exit_hooks.watch(made, store)
         slot.group = made

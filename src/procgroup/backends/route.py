@@ -23,14 +23,19 @@ class Route(NamedTuple):
     store: str
     local: str
 
-    def listen(self) -> socket.socket:
-        """Return a socket that listens on a free port at an address that the other ranks can reach.
+    @property
+    def listening_host(self) -> str:
+        """Where this rank listens so that the other ranks can reach it.
 
         That is ``local`` alone, unless ``local`` is a loopback address because the store's host has a name that leads
         to 127.0.1.1 on that host itself: then the other hosts reach this one at another address.
         """
         has_name = numeric(self.host) is None and self.host.lower() not in ("", "localhost")
-        return listen(self.host if has_name and _is_loopback(self.local) else self.local, 0)
+        return self.host if has_name and _is_loopback(self.local) else self.local
+
+    def listen(self) -> socket.socket:
+        """Return a socket that listens on a free port at an address that the other ranks can reach."""
+        return listen(self.listening_host, 0)
 
     def address_of(self, published: str) -> str:
         """Return the address at which this rank reaches a rank that published its ``local``.

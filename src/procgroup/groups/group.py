@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from procgroup import log, types
-from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
+from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed, PeerFailed, PeerLost
 from procgroup.groups import checks, receive_pool
 from procgroup.groups.backend import AnyBackend, MakeBackends, NativeBackend, no_backends, use
 from procgroup.groups.calls import GroupCalls
@@ -20,6 +21,13 @@ from procgroup.types import Timeout
 
 if TYPE_CHECKING:
     from procgroup import _native
+
+MoveStore = Callable[[GroupEngine, int, Store, timedelta], Store]
+"""From a group's engine, this rank in it, the store that its ranks have had, and the time for it, to a store that all
+of them reach."""
+
+# The least time for another attempt to make a smaller group.
+_LEAST_SECONDS = 0.5
 
 
 class ProcessGroup(GroupCalls):
@@ -41,7 +49,11 @@ class ProcessGroup(GroupCalls):
         backend_config: str,
         group_desc: str = "",
         make_backends: MakeBackends = no_backends,
+        store_ends_with: int | None = None,
+        may_shrink: bool = False,
     ) -> None:
+        """``store_ends_with`` is the rank of the world in whose process the store is. Where the group ``may_shrink``,
+        an error leaves its engine to another group of those ranks that live."""
         self.engine = engine
         self.calls: _native.Group = engine.calls
         self._rank = rank
@@ -55,6 +67,7 @@ class ProcessGroup(GroupCalls):
         self.group_desc = group_desc
         self.backend_config = backend_config
         self._make_backends = make_backends
+        self._store_ends_with = store_ends_with
         self.new_ranks: tuple[int, ...] = ()
         """The global ranks whose processes took the place of lost ones when the group was made."""
         self.backends: Mapping[str, AnyBackend] = {}
@@ -64,8 +77,11 @@ class ProcessGroup(GroupCalls):
                 if device == "cpu" or isinstance(backend, NativeBackend):
                     use(backend, self.name(), self.calls, self._where(), self._seconds)
         except BaseException:  # the other members have this group already, and would wait for this rank
-            engine.abort()
-            engine.shutdown("", 0.0)
+            if may_shrink:
+                self.calls.abort()
+            else:
+                engine.abort()
+                engine.shutdown("", 0.0)
             for backend in self.backends.values():
                 self._close_backend(backend, failed=True)
             raise
@@ -168,41 +184,66 @@ class ProcessGroup(GroupCalls):
             backend_config=config,
             group_desc=group_desc,
             make_backends=make_backends,
+            store_ends_with=self._store_ends_with,
         )
 
-    def shrink(self, excluded: Collection[int], *, group_name: str, timeout: timedelta, renumber: bool) -> ProcessGroup:
+    def shrink(
+        self, excluded: Collection[int], *, group_name: str, timeout: timedelta, renumber: bool, move_store: MoveStore
+    ) -> ProcessGroup:
         """End this group's calls on all members, and make a group of those that live, without those excluded.
 
         Return when each of them has called it. This group's calls then raise GroupDestroyed. ``renumber`` makes the
-        members' global ranks their ranks in the new group.
+        members' global ranks their ranks in the new group. ``move_store`` returns a store in place of one that has
+        ended with a rank, or may end with one that is left out.
         """
         self._issue.require_open()
         if self._issue.deferral is not None:
             self._issue.deferral.is_aborted = True
         self.calls.abort()
-        made = self.engine.shrink(
-            excluded, name=self.engine.name, group_name=group_name, timeout=timeout.total_seconds()
-        )
+        deadline = time.monotonic() + timeout.total_seconds()
+        engine = self.engine
+        while True:
+            seconds = max(deadline - time.monotonic(), _LEAST_SECONDS)
+            made = engine.shrink(excluded, name=self.engine.name, group_name=group_name, timeout=seconds)
+            try:
+                shrunk = self._over(made, group_name, timedelta(seconds=seconds), renumber, move_store)
+                break
+            except (PeerLost, PeerFailed):
+                # Another rank was lost. Those for which the group was made by then shrink it when their calls fail.
+                if time.monotonic() >= deadline:
+                    raise
+                made.calls.abort()
+                engine, excluded = made, ()
+        name = self.group_name
+        self._close(lambda: GroupDestroyed(name))
+        for backend in self.backends.values():
+            self._close_backend(backend, True)
+        return shrunk
+
+    def _over(
+        self, engine: GroupEngine, group_name: str, timeout: timedelta, renumber: bool, move_store: MoveStore
+    ) -> ProcessGroup:
+        """Return the group of those members of this one that the engine is of."""
         world = {member: rank for rank, member in enumerate(self.engine.members)}
-        members = [self.members[world[member]] for member in made.members]
-        store = PrefixStore(f"group/{made.identity:x}", self.store)
+        members = [self.members[world[member]] for member in engine.members]
+        rank = members.index(self.members[self._rank])
+        has_store = self._store_ends_with is None or self._store_ends_with in engine.members
+        whole = self.store if has_store else move_store(engine, rank, self.store, timeout)
+        store = PrefixStore(f"group/{engine.identity:x}", whole)
         store.set_timeout(timeout)
-        shrunk = ProcessGroup(
-            made,
+        return ProcessGroup(
+            engine,
             store,
-            rank=members.index(self.members[self._rank]),
+            rank=rank,
             members=range(len(members)) if renumber else members,
             group_name=group_name,
             timeout=timedelta(seconds=self._seconds),
             backend_config=self.backend_config,
             group_desc=self.group_desc,
             make_backends=self._make_backends,
+            store_ends_with=self._store_ends_with,
+            may_shrink=True,
         )
-        name = self.group_name
-        self._close(lambda: GroupDestroyed(name))
-        for backend in self.backends.values():
-            self._close_backend(backend, True)
-        return shrunk
 
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
         """Leave and free everything; later calls raise. Idempotent, never raises.

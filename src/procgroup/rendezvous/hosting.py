@@ -109,6 +109,12 @@ def note_rank_0_hosts(store: Store) -> None:
     _of_rank_0.add(store)
 
 
+def ends_with_rank_0(store: Store) -> bool:
+    """Return whether the store that open_store or another rendezvous returned ends with the process of rank 0."""
+    with _lock:
+        return store in _of_rank_0 or any(store is hosted for hosted in _hosted.values())
+
+
 def host_of(store: Store, seconds: float) -> Member | None:
     """Return the rank whose process hosts a store that open_store returned; None where no rank does.
 
