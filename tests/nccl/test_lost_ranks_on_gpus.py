@@ -96,8 +96,9 @@ def exchange() -> None:
     if sending is not None:
         dist.recv(received, (rank - 1) % size)
         sending.wait()
-        assert (received.get() == (rank - 1) % size).all()
-    dist.barrier()
+    found = received.get()
+    dist.barrier()  # a failure of the work on the GPU is the error of the next call
+    assert size == 1 or (found == (rank - 1) % size).all()
 
 
 def scan() -> None:

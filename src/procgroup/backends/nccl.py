@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from procgroup import environ
 from procgroup.backends import nccl_library
-from procgroup.errors import DistBackendError
+from procgroup.errors import DistBackendError, StoreLost
 from procgroup.groups.backend import Awaited
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _ALL = -1
 """In place of the two ranks of a communicator for messages: that of the group's collectives."""
+_LOSS_SECONDS = 5.0
+"""How long a call goes on after the store is lost."""
 
 
 class NcclBackend:
@@ -66,8 +69,18 @@ class NcclBackend:
     def _connect(self, first: int, second: int) -> Iterator[Awaited]:
         """Connect the ranks of a communicator, which meet at the store; a generator as Backend.move.
 
-        Raises DistBackendError on all ranks where two of them use one GPU, and for NCCL's errors.
+        Raises DistBackendError on all ranks where two of them use one GPU, and for NCCL's errors, and StoreLost.
         """
+        try:
+            yield from self._meet(first, second)
+        except StoreLost:
+            # The rank that hosts it may be lost: the call ends as soon as the engine has seen that, and names it.
+            until = time.monotonic() + _LOSS_SECONDS
+            while time.monotonic() < until:
+                yield None
+            raise
+
+    def _meet(self, first: int, second: int) -> Iterator[Awaited]:
         from procgroup import _native
 
         ranks = list(range(self._size)) if first == _ALL else [first, second]
