@@ -48,6 +48,13 @@ void on_connect(NcclBackend& backend, nb::object connect) {
   });
 }
 
+// Whether streams of this GPU can wait for words of memory, which gates need.
+bool has_gate(int number) {
+  Gpu& gpu = Gpu::get(number);
+  const OnGpu on_gpu(gpu);
+  return gpu.has_words();
+}
+
 nb::dict interface_of(const NcclMemory& memory) {
   nb::dict interface;
   interface["version"] = 3;
@@ -81,6 +88,11 @@ void bind_nccl(nb::module_& module) {
         return nccl_supports(op_from_name(op), dtype_from_name(dtype), reduce_op_from_name(reduce_op));
       },
       "op"_a, "dtype"_a, "reduce_op"_a);
+  module.def("cuda_version", [] { return CudaDriver::get().version(); });
+  module.def("gpu_name", [](int number) { return Gpu::get(number).name(); }, "number"_a);
+  module.def("has_gate", &has_gate, "gpu"_a);
+  module.def(
+      "can_reach", [](int gpu, int other) { return Gpu::get(gpu).can_reach(Gpu::get(other)); }, "gpu"_a, "other"_a);
   module.def("gpu_uuid", [](int number) { return Gpu::get(number).uuid(); }, "number"_a);
   nb::class_<NcclLibrary>(module, "NcclLibrary")
       .def(nb::new_([](const std::string& path) { return std::make_shared<NcclLibrary>(path); }), "path"_a)

@@ -38,9 +38,12 @@ CudaDriver load() {
   PROCGROUP_FIND(cuInit);
   PROCGROUP_FIND(cuGetErrorName);
   PROCGROUP_FIND(cuGetErrorString);
+  PROCGROUP_FIND(cuDriverGetVersion);
   PROCGROUP_FIND(cuDeviceGetCount);
   PROCGROUP_FIND(cuDeviceGet);
+  PROCGROUP_FIND(cuDeviceGetName);
   PROCGROUP_FIND(cuDeviceGetUuid);
+  PROCGROUP_FIND(cuDeviceCanAccessPeer);
   PROCGROUP_FIND(cuDevicePrimaryCtxRetain);
   PROCGROUP_FIND(cuCtxGetCurrent);
   PROCGROUP_FIND(cuCtxSetCurrent);
@@ -84,6 +87,12 @@ int CudaDriver::count() const {
   int count = 0;
   require(cuDeviceGetCount(&count));
   return count;
+}
+
+int CudaDriver::version() const {
+  int version = 0;
+  require(cuDriverGetVersion(&version));
+  return version;
 }
 
 void CudaDriver::require(int result) const {

@@ -23,9 +23,12 @@ struct CudaDriver {
   int (*cuInit)(unsigned flags);
   int (*cuGetErrorName)(int result, const char** name);
   int (*cuGetErrorString)(int result, const char** text);
+  int (*cuDriverGetVersion)(int* version);
   int (*cuDeviceGetCount)(int* count);
   int (*cuDeviceGet)(int* device, int number);
+  int (*cuDeviceGetName)(char* name, int bytes, int device);
   int (*cuDeviceGetUuid)(char* uuid, int device);  // 16 bytes
+  int (*cuDeviceCanAccessPeer)(int* can, int device, int peer);
   int (*cuDevicePrimaryCtxRetain)(CudaContext* context, int device);
   int (*cuCtxGetCurrent)(CudaContext* context);
   int (*cuCtxSetCurrent)(CudaContext context);
@@ -60,6 +63,8 @@ struct CudaDriver {
   static const CudaDriver& get();
   // How many GPUs this process has. Throws std::runtime_error for an error.
   int count() const;
+  // The version of CUDA that the driver is for: 13020 is 13.2. Throws std::runtime_error for an error.
+  int version() const;
   // Throws std::runtime_error, with the driver's name and text of the error, unless a function has succeeded.
   void require(int result) const;
 };

@@ -70,6 +70,18 @@ std::string Gpu::uuid() const {
   return text;
 }
 
+std::string Gpu::name() const {
+  std::array<char, 256> text{};
+  driver_.require(driver_.cuDeviceGetName(text.data(), static_cast<int>(text.size()), device_));
+  return text.data();
+}
+
+bool Gpu::can_reach(const Gpu& other) const {
+  int can = 0;
+  driver_.require(driver_.cuDeviceCanAccessPeer(&can, device_, other.device_));
+  return can != 0;
+}
+
 CudaStream Gpu::make_stream(bool has_high_priority) const {
   constexpr int kHighest = -100;  // the driver takes the nearest that there is
   CudaStream stream = nullptr;

@@ -27,6 +27,10 @@ class Gpu {
   int number() const { return number_; }
   // The number by which NVIDIA tells this GPU apart from all others, in hexadecimal digits.
   std::string uuid() const;
+  // The name of its model.
+  std::string name() const;
+  // Whether it reads and writes the memory of another one without the host.
+  bool can_reach(const Gpu& other) const;
 
   // All that follows throws std::runtime_error for an error of the driver. This GPU is the current one of the thread:
   // see OnGpu.

@@ -9,7 +9,8 @@ import pytest
 import mpi_world
 from cluster.made_up_host import write_gpus
 from diagnostics.made_up_system import one, texts, write
-from procgroup.diagnostics.doctor import gpus, mpi, shared_libraries
+from procgroup.diagnostics.doctor import gpus, mpi, nccl_variables, shared_libraries
+from procgroup.diagnostics.doctor.driver import Driver, Gpu
 from procgroup.diagnostics.doctor.findings import Finding, Level
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
@@ -20,8 +21,11 @@ def version_of_library(kind: str, file: Path) -> str:
     return f"{kind} of {file.name}"
 
 
-def check_gpus(root: Path, **environment: str) -> list[Finding]:
-    return list(gpus.check(environment, root, version_of_library))
+TWO = Driver("13.0", [Gpu("X", True, [1]), Gpu("X", True, [0])])
+
+
+def check_gpus(root: Path, described: Driver = TWO, **environment: str) -> list[Finding]:
+    return list(gpus.check(environment, root, version_of_library, lambda: described))
 
 
 def write_host_with_gpus(root: Path) -> None:
@@ -30,14 +34,17 @@ def write_host_with_gpus(root: Path) -> None:
     write(root, f"{LIBRARIES}/libcuda.so.1", "")
 
 
-def test_without_gpus_everything_is_a_note(tmp_path: Path) -> None:
-    assert {finding.level for finding in check_gpus(tmp_path)} == {Level.NOTE}
+def test_without_gpus_there_is_one_note(tmp_path: Path) -> None:
+    assert one(check_gpus(tmp_path), Level.NOTE).text == "no GPU is visible to this process"
+    write(tmp_path, f"{LIBRARIES}/libcuda.so.1", "")
+    no_device = Driver("", (), "CUDA: CUDA_ERROR_NO_DEVICE (100)")
+    assert [finding.level for finding in check_gpus(tmp_path, no_device)] == [Level.NOTE]
 
 
 def test_gpus_with_driver_and_nccl_are_fine(tmp_path: Path) -> None:
     write_host_with_gpus(tmp_path)
     write(tmp_path, f"{LIBRARIES}/libnccl.so.2", "")
-    found = check_gpus(tmp_path)
+    found = check_gpus(tmp_path, NCCL_SOCKET_IFNAME="lo")
     assert {finding.level for finding in found} == {Level.OK}
     assert "2 GPUs: 2 x X" in texts(found, Level.OK) and "driver 580.95.05" in texts(found, Level.OK)
     assert any(text.startswith("NCCL nccl of libnccl.so.2 at ") for text in texts(found, Level.OK))
@@ -59,6 +66,71 @@ def test_a_gpu_that_does_not_exist_is_a_warning(tmp_path: Path) -> None:
     write_host_with_gpus(tmp_path)
     found = check_gpus(tmp_path, CUDA_VISIBLE_DEVICES="0,5")
     assert any("names GPU 5, but there are 2" in text for text in texts(found, Level.WARNING))
+
+
+def describe(gpus_of: list[Gpu], root: Path, **environment: str) -> list[Finding]:
+    write_host_with_gpus(root)
+    write(root, f"{LIBRARIES}/libnccl.so.2", "")
+    return check_gpus(root, Driver("13.0", gpus_of), **environment)
+
+
+def test_the_driver_s_gpus_are_shown_with_gates_and_peers(tmp_path: Path) -> None:
+    shown = texts(describe([Gpu("H", True, [1]), Gpu("H", True, [0])], tmp_path), Level.OK)
+    assert "CUDA 13.0: this process may use 2 GPUs, 2 x H" in shown
+    assert any("behind gates" in text for text in shown) and "all of them reach each other's memory" in shown
+
+
+def test_what_gpus_lack_is_a_note_that_names_them(tmp_path: Path) -> None:
+    found = describe([Gpu("H", True, [1]), Gpu("H", False, [0]), Gpu("L", True, [])], tmp_path)
+    notes = "\n".join(texts(found, Level.NOTE))
+    assert "no stream memory operations on GPU 1:" in notes and "through the host: 0 and 2, 1 and 2" in notes
+    found = describe([Gpu("H", True, [])], tmp_path, PROCGROUP_NCCL_GATE="0")
+    assert any(text.startswith("PROCGROUP_NCCL_GATE=0") for text in texts(found, Level.NOTE))
+
+
+def test_a_driver_that_does_not_work_is_a_problem(tmp_path: Path) -> None:
+    write_host_with_gpus(tmp_path)
+    found = one(check_gpus(tmp_path, Driver("", (), "CUDA: CUDA_ERROR_SYSTEM_NOT_READY (802)")), Level.PROBLEM)
+    assert "SYSTEM_NOT_READY" in found.text and "nvidia-smi" in found.advice
+
+
+INTERFACES = ("lo", "eth0", "eth10", "docker0")
+
+
+def check_variables(root: Path, gpus: int = 4, **environment: str) -> list[Finding]:
+    return list(nccl_variables.check(gpus, environment, root, INTERFACES))
+
+
+@pytest.mark.parametrize(
+    ("value", "chosen"),
+    [("eth", "eth0, eth10"), ("=eth0", "eth0"), ("^lo,docker", "eth0, eth10"), ("wlan,eth1", "eth10")],
+)
+def test_the_interfaces_that_nccl_may_use_are_shown(tmp_path: Path, value: str, chosen: str) -> None:
+    assert texts(check_variables(tmp_path, NCCL_SOCKET_IFNAME=value), Level.OK) == [
+        f"NCCL_SOCKET_IFNAME={value}: NCCL uses {chosen}"
+    ]
+
+
+@pytest.mark.parametrize("value", ["ib0", "=eth1", "^eth,lo,docker"])
+def test_an_interface_that_does_not_exist_is_a_problem(tmp_path: Path, value: str) -> None:
+    found = one(check_variables(tmp_path, NCCL_SOCKET_IFNAME=value), Level.PROBLEM)
+    assert value in found.text and "eth10" in found.text
+
+
+def test_variables_that_slow_nccl_down_are_warnings(tmp_path: Path) -> None:
+    switches = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
+    assert len(texts(check_variables(tmp_path, **switches), Level.WARNING)) == 2
+    write(tmp_path, "sys/class/infiniband/mlx5_0/name", "")
+    assert "mlx5_0" in "".join(texts(check_variables(tmp_path, **switches), Level.WARNING))
+    assert not texts(check_variables(tmp_path, **dict.fromkeys(switches, "0")), Level.WARNING)
+
+
+def test_more_ranks_than_gpus_are_a_warning_unless_that_may_be_so(tmp_path: Path) -> None:
+    found = one(check_variables(tmp_path, gpus=2, LOCAL_WORLD_SIZE="3"), Level.WARNING)
+    assert "3 ranks" in found.text and "2 GPUs" in found.text and "NCCL_MULTI_RANK_GPU_ENABLE" in found.advice
+    for allowed in ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, {"CUDA_VISIBLE_DEVICES": "3"}):
+        assert not texts(check_variables(tmp_path, gpus=1, LOCAL_WORLD_SIZE="3", **allowed), Level.WARNING)
+    assert not texts(check_variables(tmp_path, gpus=3, LOCAL_WORLD_SIZE="3"), Level.WARNING)
 
 
 def check_mpi(root: Path, mpi4py: str = "", **environment: str) -> list[Finding]:

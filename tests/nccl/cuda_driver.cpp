@@ -2,7 +2,7 @@
 //
 // cuda.core and cuda.bindings know one symbol, cuGetProcAddress_v2, and ask it for every function by its name without
 // a suffix: hence the functions have those names, with the newest signature. A function that is missing here raises
-// "function ... is not found" in Python when it is called. Kernels, IPC and peer access are missing, and of
+// "function ... is not found" in Python when it is called. Kernels and IPC are missing, and of
 // graphs all but capture, launch and what is kept with them.
 //
 // Copies are as asynchronous as CUDA documents: from pageable memory the bytes are taken at the call, to pageable
@@ -256,6 +256,11 @@ CUDA_API int cuDeviceGet(int* device, int ordinal) {
 CUDA_API int cuDeviceGetName(char* name, int length, int device) {
   std::snprintf(name, length, "stand-in GPU %d", device);
   return kSuccess;
+}
+CUDA_API int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+  static const bool has_peers = number_from_environment("PROCGROUP_STAND_IN_NO_PEER_ACCESS", 0) == 0;
+  if (!is_device(device) || !is_device(peer)) return kInvalidDevice;
+  return give(can, int{has_peers && device != peer});
 }
 CUDA_API int cuDeviceGetUuid(char* uuid, int device) {
   std::memset(uuid, 0, 16);

@@ -9,32 +9,43 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from procgroup.cluster.accelerators import host_gpus, visible_lists
-from procgroup.diagnostics.doctor import shared_libraries
+from procgroup.diagnostics.doctor import driver, nccl_variables, shared_libraries
+from procgroup.diagnostics.doctor.driver import Driver
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
 from procgroup.diagnostics.doctor.system_files import read_text
 
 _INSTALL = "pip install 'procgroup[nccl-cu13]', or nccl-cu12 for drivers of CUDA 12"
+_MOST_PAIRS = 4
 
 
 def check(
     environment: Mapping[str, str] = os.environ,
     root: Path = Path("/"),
     version_of_library: Callable[[str, Path], str] = shared_libraries.version,
+    describe: Callable[[], Driver] = driver.describe,
 ) -> Iterator[Finding]:
-    """Yield findings about GPUs and NCCL. Where there are none, these are notes."""
+    """Yield findings about GPUs and NCCL. Where there are no GPUs, these are notes."""
     count = host_gpus(root)
     is_nvidia = any((root / "dev").glob("nvidia[0-9]*"))
-    if count == 0:
-        yield note("no GPU is visible to this process")
-    else:
+    described = describe() if driver.is_here(environment, root) else None
+    usable = described.gpus if described is not None else ()
+    if count:
         yield ok(f"{_counted(count)}{_models(root)}")
         yield from _visible(environment, count)
+    elif not usable:
+        yield note("no GPU is visible to this process")
     if is_nvidia:
         yield from _driver(environment, root)
-    libraries = shared_libraries.find(["libnccl.so*"], environment, root)
+    if described is not None and (is_nvidia or usable):
+        yield from _described(described, environment)
+    preloaded = shared_libraries.loaded("libnccl.so", root / "proc/self/maps")
+    libraries = preloaded or shared_libraries.find(["libnccl.so*"], environment, root)
     for file in libraries:
-        yield (ok if is_nvidia else note)(f"NCCL {version_of_library('nccl', file)} at {file}")
-    yield from _nccl(is_nvidia, bool(libraries))
+        yield (ok if is_nvidia or usable else note)(f"NCCL {version_of_library('nccl', file)} at {file}")
+    if (is_nvidia or usable) and not libraries:
+        yield warning("libnccl.so.2 not found: arrays on GPUs go through host memory", f"Install NCCL: {_INSTALL}")
+    if usable:
+        yield from nccl_variables.check(len(usable), environment, root)
 
 
 def _counted(count: int) -> str:
@@ -72,8 +83,31 @@ def _driver(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
     yield ok(f"driver {found[1]}") if found else note("the version of the driver is unknown")
 
 
-def _nccl(has_gpus: bool, has_library: bool) -> Iterator[Finding]:
-    if has_gpus and not has_library:
-        yield warning("libnccl.so.2 not found: arrays on GPUs go through host memory", f"Install NCCL: {_INSTALL}")
-    elif not has_library:
-        yield note("NCCL is not installed")
+def _described(described: Driver, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what the driver says of the GPUs of this process."""
+    if described.error:
+        yield problem(
+            f"the GPUs cannot be used: {described.error}",
+            "See whether nvidia-smi works here; in a container start with docker run --gpus all",
+        )
+        return
+    gpus = described.gpus
+    names = Counter(gpu.name for gpu in gpus)
+    listed = ", ".join(f"{number} x {name}" for name, number in names.items())
+    yield ok(f"CUDA {described.cuda}: this process may use {_counted(len(gpus))}{f', {listed}' if listed else ''}")
+    ungated = [str(number) for number, gpu in enumerate(gpus) if not gpu.has_gate]
+    if ungated:
+        yield note(
+            f"no stream memory operations on GPU {', '.join(ungated)}: the ranks agree on a call before NCCL gets it"
+        )
+    elif gpus and environment.get("PROCGROUP_NCCL_GATE") == "0":
+        yield note("PROCGROUP_NCCL_GATE=0: the ranks agree on a call before NCCL gets it")
+    elif gpus:
+        yield ok("stream memory operations work: calls are queued at once, behind gates")
+    apart = [(one, other) for one in range(len(gpus)) for other in range(one) if other not in gpus[one].reaches]
+    if apart:
+        pairs = ", ".join(f"{other} and {one}" for one, other in apart[:_MOST_PAIRS])
+        more = f" and {len(apart) - _MOST_PAIRS} more pairs" if len(apart) > _MOST_PAIRS else ""
+        yield note(f"these GPUs do not reach each other's memory, and NCCL goes through the host: {pairs}{more}")
+    elif len(gpus) > 1:
+        yield ok("all of them reach each other's memory")

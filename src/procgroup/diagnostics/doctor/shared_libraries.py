@@ -34,6 +34,16 @@ def find(patterns: Iterable[str], environment: Mapping[str, str] = os.environ, r
     return list(found.values())
 
 
+def loaded(name: str, maps: Path = Path("/proc/self/maps")) -> list[Path]:
+    """Return the files of this process's libraries whose names begin like this: those of LD_PRELOAD."""
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return []
+    paths = {Path(words[5]) for line in lines if len(words := line.split(maxsplit=5)) == 6}
+    return sorted(path for path in paths if path.name.startswith(name))
+
+
 def version(kind: str, file: Path) -> str:
     """Return the version that a library of this kind ("nccl" or "mpi") gives, or why it gives none, in parentheses."""
     command = [sys.executable, "-I", "-S", __file__, kind, str(file)]
