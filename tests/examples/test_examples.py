@@ -116,6 +116,7 @@ WITH_TORCH = {
         "procgroup, mpi: .*(needs mpi4py|finds no MPI library)",  # none is named to the example's ranks
         "procgroup, nccl: The backend 'nccl' needs",
     ],
+    "train_gpu": [rf"rank {rank} of 2 on cpu: loss 0\.[0-2]\d+ after 6 epochs" for rank in (0, 1)],
     "fsdp_gpt": [
         *(rf"rank {rank} at \(\d, \d\) holds 7029 of 26570 parameters" for rank in range(4)),
         *(rf"rank {rank} at \(0, {rank}\) holds 14058 of 26570 parameters" for rank in range(2)),
@@ -136,6 +137,8 @@ OTHERS = {
     "train_through_failures",
     "train_jax",
     "resume_training",
+    "cupy_groups",
+    "jax_gpu",
 }
 
 

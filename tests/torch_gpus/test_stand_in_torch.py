@@ -101,3 +101,24 @@ def test_a_program_finds_it_by_its_environment(tmp_path: Path) -> None:
     script.write_text("import torch; print(torch.ones(2).cuda(1) + 1, torch.cuda.device_count())")
     done = run_command([sys.executable, str(script)], environment=stand_in_torch.environment(gpus=2))
     assert done.stdout == "tensor([2., 2.], device='cuda:1') 2\n"
+
+
+def save_and_load(rank: int, size: int, path: Path) -> list[float]:
+    stand_in_torch.start()
+    import torch
+
+    model = torch.nn.Linear(2, 1, device="cuda:0")
+    model.weight.data.fill_(3)
+    torch.save(model.state_dict(), path)
+    model.weight.data.zero_()
+    state = torch.load(path, map_location="cuda:1")
+    assert {tensor.device for tensor in state.values()} == {torch.device("cuda:1")}
+    model.load_state_dict(state)
+    assert torch.load(path, map_location="cpu")["weight"].device.type == "cpu"
+    weights: list[float] = model.weight.flatten().tolist()
+    return weights
+
+
+def test_checkpoints_are_saved_and_loaded_to_another_gpu(tmp_path: Path) -> None:
+    gpus = {"PROCGROUP_STAND_IN_GPUS": "2"}
+    assert run(save_and_load, 1, args=(tmp_path / "model.pt",), torch="gpus", environment=gpus) == [[3.0, 3.0]]

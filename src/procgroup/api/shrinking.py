@@ -33,7 +33,8 @@ def shrink_group(
     group takes its place: its ranks are numbered from 0 without gaps, in their old order, which changes get_rank() and
     get_world_size(), and groups that were made from the old one end. ``ranks_to_exclude`` are global ranks that live
     and are to stay out: they do not call it. ``shrink_flags`` is taken for compatibility; calls in progress are always
-    ended. ``timeout``, by default the group's, is for the ranks to come together.
+    ended. Where the store was in a process that is not in the new group, the new group has a store on its rank 0.
+    ``timeout``, by default the group's, is for the ranks to come together.
 
     Raises ValueError when this rank is to be excluded, CollectiveTimeout that names ranks that live and did not come.
     The name and the parameters are torch.distributed's, where only NCCL has it.
