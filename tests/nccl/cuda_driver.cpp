@@ -11,9 +11,13 @@
 //
 // With PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS=1 cuStreamWaitValue32 and cuStreamWriteValue32 are there, and
 // return CUDA_ERROR_NOT_SUPPORTED, as on GPUs and drivers without them.
+//
+// With PROCGROUP_STAND_IN_FREES_BLOCK=1 threads that ask a stream or an event for its state wait while another one frees
+// memory, which waits for the work on the GPU: as behind cudaFree.
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <shared_mutex>
 
 #include "cuda_device.hpp"
 
@@ -37,6 +41,12 @@ int device_of(Handle context) { return static_cast<int>(uintptr_t(context) - kCo
 bool has_memory_operations() {
   static const bool has = number_from_environment("PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS", 0) == 0;
   return has;
+}
+
+std::shared_mutex frees;
+void await_frees() {
+  static const bool block = number_from_environment("PROCGROUP_STAND_IN_FREES_BLOCK", 0) != 0;
+  if (block) const std::shared_lock lock(frees);
 }
 
 Devices& devices() { return Devices::get(); }
@@ -222,6 +232,10 @@ __attribute__((visibility("default"))) std::shared_ptr<Allocation> stand_in_find
   return devices().find(reinterpret_cast<uintptr_t>(address));
 }
 // And work for the graph into which a stream is captured; false where it is not.
+__attribute__((visibility("default"))) void stand_in_free(const std::function<void()>& free) {
+  const std::unique_lock lock(stand_in::frees);
+  free();
+}
 __attribute__((visibility("default"))) bool stand_in_capture(void* handle, const Graph::Make& make) {
   const auto stream = devices().stream(handle, current_device());
   return stream != nullptr && devices().enqueue_captured(stream, make);
@@ -318,6 +332,7 @@ CUDA_API int cuStreamSynchronize(Handle handle) {
   });
 }
 CUDA_API int cuStreamQuery(Handle handle) {
+  stand_in::await_frees();
   return with_stream(handle, [](auto& stream) {
     if (is_forbidden()) return kCaptureUnsupported;
     return fault_or(devices().is_reached(devices().end_of(stream)) ? kSuccess : kNotReady);
@@ -443,6 +458,7 @@ CUDA_API int cuEventRecord(Handle event, Handle handle) {
   });
 }
 CUDA_API int cuEventQuery(Handle event) {
+  stand_in::await_frees();
   if (is_forbidden()) return kCaptureUnsupported;
   if (devices().is_captured(*event_of(event))) return kCapturedEvent;
   return fault_or(devices().is_reached(devices().position_of(*event_of(event))) ? kSuccess : kNotReady);

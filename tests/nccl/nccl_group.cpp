@@ -19,6 +19,7 @@ int cuStreamIsCapturing(void* stream, int* status);
 int cuStreamWaitEvent(void* stream, void* event, unsigned flags);
 }
 std::shared_ptr<stand_in::Allocation> stand_in_find_memory(const void* address);
+void stand_in_free(const std::function<void()>& free);
 bool stand_in_capture(void* stream, const stand_in::Graph::Make& make);
 
 namespace stand_in::nccl {
@@ -299,7 +300,11 @@ void require_none_in_group(const std::shared_ptr<Communicator>& communicator, co
 Status end_group() {
   if (group.depth > 0 && --group.depth > 0) return kSuccess;
   auto ended = std::exchange(group, {});
-  for (auto& communicator : ended.aborts) communicator->wait_for_device();
+  if (!ended.aborts.empty()) {
+    stand_in_free([&] {
+      for (auto& communicator : ended.aborts) communicator->wait_for_device();
+    });
+  }
   Status status = ended.error;
   if (status != kSuccess) return status;
   for (auto& init : ended.inits) {

@@ -20,6 +20,7 @@ Variables of the GPUs (see cuda_device.hpp), with their defaults::
     PROCGROUP_STAND_IN_BURST_US=0       streams begin work only at multiples of so many microseconds, and then all of it
     PROCGROUP_STAND_IN_CHANNELS=0       so many queues run the work of all streams of a device and priority; 0: no limit
     PROCGROUP_STAND_IN_STRICT_EVENTS=0  1: to record an event whose last recording is not reached yet is a fault
+    PROCGROUP_STAND_IN_FREES_BLOCK=0       1: queries of streams and events wait while NCCL frees communicators
     PROCGROUP_STAND_IN_NO_PEER_ACCESS=0    1: no GPU reads the memory of another one
     PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS=0  1: streams neither wait for words of memory nor write them
 

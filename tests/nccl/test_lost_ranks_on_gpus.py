@@ -117,6 +117,13 @@ KINDS: dict[str, Callable[[], None]] = {
 }
 
 
+def furthest(step: int) -> int:
+    """Return the step from which all go on: one rank may have ended the step in which another one failed."""
+    steps: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(steps, step)
+    return max(steps)
+
+
 def train(rank: int, size: int, kind: str, victims: dict[int, int], is_eager: bool) -> tuple[list[Any], float]:
     """Make steps; each of ``victims`` ends in the step that is its value. Return who is left, and the longest delay.
 
@@ -134,6 +141,7 @@ def train(rank: int, size: int, kind: str, victims: dict[int, int], is_eager: bo
         except LOST:
             failed = time.monotonic()
             dist.shrink_group()
+            step = furthest(step)
             continue
         if failed:
             late, failed = max(late, time.monotonic() - failed), 0.0
@@ -238,12 +246,14 @@ def lose_a_rank_of_several_groups(rank: int, size: int) -> tuple[list[int], floa
     return left, took
 
 
-def test_no_group_hangs_in_another_one_s_abort_and_groups_keep_their_global_ranks() -> None:
+@pytest.mark.parametrize("frees_block", ["0", "1"])
+def test_no_group_hangs_in_another_one_s_abort_and_groups_keep_their_global_ranks(frees_block: str) -> None:
     fails = [
         {"PROCGROUP_STAND_IN_NCCL_FAIL": "allreduce:4:hang,allreduce:5:hang,allreduce:6:hang"} if one == 2 else {}
         for one in range(SIZE)
     ]
-    with start(lose_a_rank_of_several_groups, SIZE, environment=GPUS, environments=fails) as world:
+    gpus = {**GPUS, "PROCGROUP_STAND_IN_FREES_BLOCK": frees_block}
+    with start(lose_a_rank_of_several_groups, SIZE, environment=gpus, environments=fails) as world:
         for rank in range(SIZE):
             world.wait_for_output(rank, "queued")
         world.kill(2)
@@ -341,9 +351,7 @@ def go_on_until_told(rank: int, size: int, seed: int, killed: Path) -> tuple[lis
             step += 1
         except LOST:
             dist.shrink_group()
-            steps: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(steps, step)
-            step = max(steps)  # one rank may have ended the step in which another one failed
+            step = furthest(step)
     left: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(left, rank)
     dist.destroy_process_group()

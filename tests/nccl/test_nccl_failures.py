@@ -643,6 +643,35 @@ def test_a_communicator_that_is_never_made_is_a_timeout_of_the_first_call() -> N
         expect_quiet(outcome)
 
 
+def fail_in_one_group_after_the_other(rank: int, size: int) -> list[SimpleNamespace]:
+    join()
+    groups = [everybody(), everybody()]
+    for group in groups:
+        dist.all_reduce(ones(), group=group)
+        dist.barrier(group)
+    arrays = [ones(stream=new_stream()) for _ in groups]
+    works: list[Any] = [
+        dist.all_reduce(array, group=group, async_op=True, timeout=limit)
+        for array, group, limit in zip(arrays, groups, (LIMIT, 3 * LIMIT), strict=True)
+    ]
+    seen = [error_of(work.get_future().wait) for work in works]
+    for array in arrays:
+        array.get()
+    end_in_time()
+    return seen
+
+
+def test_a_group_fails_in_time_while_another_one_s_communicators_wait_for_its_work() -> None:
+    """What frees the first one's memory waits for all work on the GPU, and other threads' calls wait for that."""
+    environments = failing(1, "allreduce:3:hang,allreduce:4:hang", 2)
+    blocking = {"PROCGROUP_STAND_IN_FREES_BLOCK": "1"}
+    for outcome in attempt(fail_in_one_group_after_the_other, 2, environment=blocking, environments=environments):
+        assert outcome.value is not None, f"{outcome.output}{outcome.traceback}"
+        for seen in outcome.value:
+            assert seen.kind in ("CollectiveTimeout", "PeerFailed"), seen
+        assert outcome.value[1].took < 3 * LIMIT + allowance(1.0)
+
+
 def abort_one(rank: int, size: int) -> SimpleNamespace:
     join()
     array = ones(stream=new_stream())
