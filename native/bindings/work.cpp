@@ -82,11 +82,11 @@ bool Work::wait_for(const Issued& issued, GroupOperation& operation, Deadline de
   const Group::Outcome outcome = group_->await(operation, deadline, language, interrupted);
   language.rethrow();
   if (!outcome.has_completed) return false;
-  if (outcome.failure) {
-    const OperationFailed failed = group_->reported(*outcome.failure, issued.operation->call());
+  const Failure* const failure = outcome.failure ? &*outcome.failure : issued.failure();  // of its work on a device
+  if (failure != nullptr) {
+    const OperationFailed failed = group_->reported(*failure, issued.operation->call());
     raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued.error()));
   }
-  if (const nb::object error = exception(issued); !error.is_none()) raise(error);  // of its work on a device
   return true;
 }
 

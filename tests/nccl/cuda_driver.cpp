@@ -44,9 +44,12 @@ bool has_memory_operations() {
 }
 
 std::shared_mutex frees;
-void await_frees() {
+bool frees_block() {
   static const bool block = number_from_environment("PROCGROUP_STAND_IN_FREES_BLOCK", 0) != 0;
-  if (block) const std::shared_lock lock(frees);
+  return block;
+}
+void await_frees() {
+  if (frees_block()) const std::shared_lock lock(frees);
 }
 
 Devices& devices() { return Devices::get(); }
@@ -233,7 +236,8 @@ __attribute__((visibility("default"))) std::shared_ptr<Allocation> stand_in_find
 }
 // And work for the graph into which a stream is captured; false where it is not.
 __attribute__((visibility("default"))) void stand_in_free(const std::function<void()>& free) {
-  const std::unique_lock lock(stand_in::frees);
+  std::unique_lock lock(stand_in::frees, std::defer_lock);
+  if (stand_in::frees_block()) lock.lock();
   free();
 }
 __attribute__((visibility("default"))) bool stand_in_capture(void* handle, const Graph::Make& make) {

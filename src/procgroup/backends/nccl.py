@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _ALL = -1
 """In place of the two ranks of a communicator for messages: that of the group's collectives."""
-_LOSS_SECONDS = 5.0
-"""How long a call goes on after the store is lost."""
+_LOSS_SECONDS = 30.0
+"""How long a call goes on after the store is lost: long enough for busy ranks to see who hosted it, and to say so."""
 
 
 class NcclBackend:
