@@ -46,7 +46,7 @@ def inputs_of(step: int, rank: int) -> Any:
 def digest(model: Any) -> str:
     import hashlib
 
-    values = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    values = b"".join(parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters())
     return hashlib.sha256(values).hexdigest()[:16]
 
 

@@ -261,7 +261,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
 
         Each has ``state_dict()``, which returns numbers, texts, tensors and containers of these, and
         ``load_state_dict(state)``. Every rank calls it with the same objects, before its first forward; a new process,
-        with ``on_lost_rank="replace"``, gets the state of a rank that has stayed. Raises TypeError for other objects,
+        with ``on_lost_rank="replace"``, gets the state of a rank that has stayed, with all tensors in host memory, from
+        where optimizers load them to the devices of their parameters. Raises TypeError for other objects,
         and ArgumentError in a new process when the other ranks share another number of them.
         """
         if self._lost_ranks is not None:

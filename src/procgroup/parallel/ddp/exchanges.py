@@ -3,7 +3,7 @@
 An *exchange* is what the ranks do together as one: average the gradients of a round, copy the buffers of a rank, or
 call a function of the program::
 
-    attempt     collectives, and what can be done again
+    attempt     collectives, and what can be done again; on GPUs with a barrier, which waits for their end
     barrier     a rank that is in it has all *results* of the exchange
     committed   the program goes on
 
@@ -81,6 +81,8 @@ class Exchanges:
             self._has_results = False
             try:
                 result = attempt()
+                if "cuda" in self.group.backends:
+                    self.group.barrier()  # calls of NCCL have only been queued: here they end
                 self._has_results = True
                 self.group.barrier()
                 break

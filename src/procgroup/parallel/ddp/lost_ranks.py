@@ -17,6 +17,7 @@ from procgroup.errors import ArgumentError
 from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.ddp.exchanges import Exchanges, exchanges_of
+from procgroup.parallel.pytorch import torch
 from procgroup.parallel.rank_comparison import gather
 
 RAISE, SHRINK, REPLACE = CHOICES = ("raise", "shrink", "replace")
@@ -111,11 +112,16 @@ class LostRanks:
 
     def _send_states(self, group: ProcessGroup, states: Sequence[Any]) -> None:
         sender = _sender(group)
-        own = [state.state_dict() if group.rank() == sender else None for state in states]
+        own = [_in_host_memory(state.state_dict()) if group.rank() == sender else None for state in states]
         received = objects.broadcast(group, own, sender, group.seconds_of(None), safe=True)
         if group.rank() in get_new_ranks(group):
             for state, values in zip(states, received, strict=True):
                 state.load_state_dict(values)
+
+
+def _in_host_memory(state: Any) -> Any:
+    """Return a state whose tensors are in host memory: a new process may have another GPU, and loads them to it."""
+    return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, state)
 
 
 def _sender(group: ProcessGroup) -> int:
