@@ -1,4 +1,4 @@
-"""The examples on arrays of CuPy and JAX: on stand-ins of GPUs and of CuPy, on CPUs, and without what they need."""
+"""The examples for GPUs: on stand-ins of GPUs, of torch's "cuda" and of CuPy, on CPUs, and without what they need."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 from nccl import gpu_arrays, stand_ins
+from torch_gpus import stand_in_torch
 
 from world import run_command
 
@@ -69,3 +70,12 @@ def test_a_compiled_step_of_jax_gives_all_ranks_the_same_weights() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in (0, 1):
         assert f"rank {rank} on a CPU: weights [1.0, -2.0, 0.5], loss below 1e-3: True" in done.stdout
+
+
+@pytest.mark.torch
+def test_a_network_of_pytorch_is_trained_on_gpus_and_saved() -> None:
+    done = launch("train_gpu", 2, **stand_in_torch.environment(gpus=2))
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = dict(re.findall(r"rank \d of 2 on (cuda:\d): loss (\S+) after 6 epochs", done.stdout))
+    assert losses.keys() == {"cuda:0", "cuda:1"} and len(set(losses.values())) == 1
+    assert float(losses["cuda:0"]) < 0.3

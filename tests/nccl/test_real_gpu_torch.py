@@ -1,6 +1,7 @@
 """PyTorch on a real GPU: the plug-in with stock torch.distributed and DDP, and procgroup's own training beside it.
 
-All ranks use GPU 0. With PROCGROUP_TEST_TORCH_DEVICE=cpu the tests try themselves, where there is no GPU.
+All ranks use GPU 0, which takes NCCL 2.30. Where there is no GPU the tests try themselves: on the CPU with
+PROCGROUP_TEST_TORCH_DEVICE=cpu, and on stand-ins in the environment of torch_gpus/stand_in_torch.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from nccl.gpu_libraries import missing
+from nccl.gpu_libraries import IS_STAND_IN, missing
 
 import procgroup
 from world import attempt, run
@@ -23,6 +24,7 @@ if importlib.util.find_spec("torch") is None:
 if DEVICE == "cuda" and (reason := missing()):
     pytest.skip(reason, allow_module_level=True)
 
+ON_ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8", "NCCL_SOCKET_IFNAME": "lo"}
 LARGE = 16 << 20
 STEPS, ROWS = 12, 32
 """Steps of training, and rows of a step's batch, which the ranks share."""
@@ -89,7 +91,7 @@ def make_calls(rank: int, size: int, backend: str) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_calls_of_torch_distributed_give_what_they_should(size: int, backend: str) -> None:
     replace = {"PROCGROUP_REPLACE_GLOO": "1"} if backend == "gloo" else {}
-    run(make_calls, size, args=(backend,), timeout=80, environment=replace)
+    run(make_calls, size, args=(backend,), timeout=80, environment={**ON_ONE_GPU, **replace})
 
 
 def use_streams(rank: int, size: int) -> None:
@@ -119,8 +121,8 @@ def use_streams(rank: int, size: int) -> None:
 
 
 @on_cuda
-def test_staged_calls_keep_the_order_of_the_streams() -> None:
-    run(use_streams, 2, timeout=80)
+def test_calls_keep_the_order_of_the_streams() -> None:
+    run(use_streams, 2, timeout=80, environment=ON_ONE_GPU)
 
 
 def reduce_in_a_pool(rank: int, size: int) -> None:
@@ -140,9 +142,10 @@ def reduce_in_a_pool(rank: int, size: int) -> None:
 
 
 @on_cuda
+@pytest.mark.skipif(IS_STAND_IN, reason="the stand-in of torch.cuda has no pools")
 @pytest.mark.parametrize("size", [1, 2])
 def test_nccl_reduces_memory_of_a_registered_pool(size: int) -> None:
-    run(reduce_in_a_pool, size, timeout=80, environment={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+    run(reduce_in_a_pool, size, timeout=80, environment=ON_ONE_GPU)
 
 
 # --- training ---
@@ -190,11 +193,13 @@ def train(rank: int, size: int, way: str) -> list[float]:
         library = begin(rank, size)
     elif way != "alone":
         library = procgroup
-        procgroup.init_process_group("gloo", timeout=40)
+        procgroup.init_process_group("nccl" if way == "own DDP" and DEVICE == "cuda" else "gloo", timeout=40)
     model, loss_of, inputs, targets = model_and_data()
     if way.startswith("stock DDP"):
         buckets = {"bucket_cap_mb": 0.005, "gradient_as_bucket_view": True} if way.endswith("buckets") else {}
         module = torch.nn.parallel.DistributedDataParallel(model, **buckets)
+    elif way == "own DDP":
+        module = procgroup.parallel.DistributedDataParallel(model, device_ids=[0] if DEVICE == "cuda" else None)
     else:
         module = model
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
@@ -216,13 +221,19 @@ def train(rank: int, size: int, way: str) -> list[float]:
     return losses
 
 
-WAYS = ["stock DDP", "stock DDP with buckets", "all_reduce of gradients", "coalesced all_reduce of gradients"]
+WAYS = [
+    "own DDP",
+    "stock DDP",
+    "stock DDP with buckets",
+    "all_reduce of gradients",
+    "coalesced all_reduce of gradients",
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_ranks_train_as_one_process_does(way: str, record_property: Any) -> None:
     alone = run(train, 1, args=("alone",), timeout=60)[0]
-    of_ranks = run(train, 2, args=(way,), timeout=80)
+    of_ranks = run(train, 2, args=(way,), timeout=80, environment=ON_ONE_GPU)
     record_property("losses", [alone[0], alone[-1], of_ranks[0][-1]])
     assert of_ranks[0] == of_ranks[1]
     assert of_ranks[0] == pytest.approx(alone, rel=1e-4)
@@ -265,6 +276,7 @@ def lose_a_rank(rank: int, size: int) -> str:
     distributed = begin(rank, size)
     tensor = torch.ones(1 << 20, device=DEVICE)
     distributed.all_reduce(tensor)
+    distributed.barrier()
     if rank == 1:
         os._exit(9)
     began = time.monotonic()
@@ -277,6 +289,6 @@ def lose_a_rank(rank: int, size: int) -> str:
 
 
 def test_a_lost_rank_is_named_under_torch_distributed(record_property: Any) -> None:
-    outcomes = attempt(lose_a_rank, 2, timeout=60)
+    outcomes = attempt(lose_a_rank, 2, timeout=60, environment=ON_ONE_GPU)
     record_property("text", outcomes[0].value or repr(outcomes[0]))
     assert outcomes[0].value is not None and "PeerLost" in outcomes[0].value and "rank 1" in outcomes[0].value, outcomes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,17 @@ def device_count() -> int:
     return count.value
 
 
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _sleep_for(nanoseconds: int | None) -> None:
+    time.sleep((nanoseconds or 0) / 1e9)
+
+
+def _sleep(cycles: int) -> None:
+    """Let the current stream do nothing for so many cycles, of a nanosecond each."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuLaunchHostFunc(ctypes.c_void_p(current_stream().cuda_stream), _sleep_for, ctypes.c_void_p(cycles))
+
+
 def get_device_properties(device: Any = None) -> Any:
     return SimpleNamespace(name="stand-in GPU", major=9, minor=0, total_memory=1 << 34, multi_processor_count=1)
 
@@ -143,7 +155,7 @@ def install() -> None:
         "empty_cache": lambda: None,
     }
     own = (Stream, ExternalStream, Event, current_device, set_device, current_stream, default_stream, set_stream)
-    for function in (*own, synchronize, device_count, get_device_properties):
+    for function in (*own, synchronize, device_count, get_device_properties, _sleep):
         replaced[function.__name__] = function
     for name, value in replaced.items():
         setattr(cuda, name, value)

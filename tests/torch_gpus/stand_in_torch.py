@@ -93,13 +93,14 @@ def _load() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds torch as Python does, also for who only asks where it is; what comes to import it loads the stand-ins."""
+
     _before: Any = None
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch" or self._before is not None:
+        if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = importlib.machinery.PathFinder.find_spec(name)
         if spec is not None:
             self._before, spec.loader = spec.loader, self
         return spec
