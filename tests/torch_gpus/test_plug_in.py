@@ -55,25 +55,30 @@ def test_nccl_moves_tensors_on_gpus_but_under_gloo_s_name(
     run(name_backends, 2, args=(backend, moved_by), torch="gpus", environment={**GPUS, **environment})
 
 
-def follow_the_tutorials(rank: int, size: int, is_eager: bool) -> None:
+def follow_the_tutorials(rank: int, size: int, name: str, is_eager: bool) -> None:
     """Options, two groups over one store, and a device that is bound to the group."""
     from datetime import timedelta
 
     import torch.distributed as stock
 
-    stand_in = begin(rank, "nccl", device_id=torch.device("cuda", rank)) if is_eager else begin(rank, "nccl")
-    world = stand_in.group.WORLD
+    world = begin(rank, name, **({"device_id": torch.device("cuda", rank)} if is_eager else {})).group.WORLD
     assert world.bound_device_id == (torch.device("cuda", rank) if is_eager else None)
     backend = world.group.backends["cuda"]
     assert backend._native.device == (rank if is_eager else -1)
 
-    options = stock.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = True
-    group = stock.new_group(list(range(size)), backend="nccl", pg_options=options, timeout=timedelta(seconds=20))
+    options: Any = {"is_high_priority_stream": True, "min_ctas": 2}
+    if name == "nccl":
+        options = stock.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options.config.min_ctas = 2
+    group = stock.new_group(list(range(size)), backend=name, pg_options=options, timeout=timedelta(seconds=20))
+    assert group.group.backends["cuda"]._options == {"is_high_priority_stream": True, "min_ctas": 2}
     tensor = torch.ones(2, device="cuda")
     work = stock.all_reduce(tensor, group=group, async_op=True)
     work.wait()
     assert tensor.tolist() == [size] * 2
+    alone = stock.new_group([0])  # rank 1 is not in it
+    if rank == 0:
+        stock.all_reduce(tensor, group=alone)
     if is_eager:  # torch's own function and device meshes split only what is bound to a device
         part = stock.split_group(split_ranks=[[0, 1]])
         stock.all_reduce(tensor, group=part)
@@ -84,8 +89,9 @@ def follow_the_tutorials(rank: int, size: int, is_eager: bool) -> None:
 
 
 @pytest.mark.parametrize("is_eager", [True, False])
-def test_a_program_that_says_nccl_runs_unchanged(is_eager: bool) -> None:
-    run(follow_the_tutorials, 2, args=(is_eager,), torch="gpus", environment={**GPUS, **IN_PLACE})
+@pytest.mark.parametrize("name", ["nccl", "procgroup"])
+def test_groups_have_options_and_devices_and_are_split_as_torch_s(name: str, is_eager: bool) -> None:
+    run(follow_the_tutorials, 2, args=(name, is_eager), torch="gpus", environment={**GPUS, **IN_PLACE})
 
 
 def use_streams(rank: int, size: int) -> None:

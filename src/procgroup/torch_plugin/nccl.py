@@ -23,21 +23,22 @@ _Nccl: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
 
 
 class _Options:
-    """torch's ProcessGroupNCCL.Options, for a torch without that class."""
+    """What torch takes for its ProcessGroupNCCL.Options. ``config`` has the options of NCCL that were chosen."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         self.is_high_priority_stream = is_high_priority_stream
         self.config = SimpleNamespace()
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
+        self.split_from: Any = None
+        self.split_color = 0
         self._timeout = NCCL_TIMEOUT
 
 
 class NamedNccl(TorchProcessGroup):
     """What is called "nccl" everywhere, with the further methods of torch's ProcessGroupNCCL that programs call."""
 
-    Options: Any = _Options if _Nccl is None else _Nccl.Options
-    options: Any = None
+    Options = _Options
 
     @property
     def uid(self) -> int:
@@ -84,6 +85,7 @@ class InPlaceOfNccl(NamedNccl, metaclass=_NcclKind):
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         super().__init__(rank, size)
         self.options = self.Options() if options is None else options
+        self.options.split_from = None  # torch copies the options for groups that it splits off
         members = list(self.options.global_ranks_in_group) or list(range(size))
         config = configuration(self.options)
         group = make(store, rank, members, self.options.group_name, self.options._timeout, config)

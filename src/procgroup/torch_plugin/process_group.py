@@ -25,6 +25,9 @@ _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[misc]
     """A torch ProcessGroup around ``group``, one of procgroup's; made with its rank and size, then ``stand_for``."""
 
+    options: Any = None
+    """Those that torch copies for groups that are split off this one."""
+
     def stand_for(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
         """Take a group, with torch's store that has its keys, the backend's name, and its members' global ranks."""
         self.group = group
@@ -85,6 +88,9 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
             self.group.calls.open_backend(
                 lambda root, number: backend.connect(device.index), self.group.timeout.total_seconds()
             )
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Do nothing: a rank that is not in a new group has no part in its making."""
 
     def _elsewhere(self, tensor: Any) -> Any | None:
         """Return torch's group for a tensor on a device that has another backend."""
