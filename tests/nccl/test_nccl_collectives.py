@@ -120,19 +120,30 @@ def arrays_of_one_call_on_two_devices_are_refused_before_anything_is_sent(rank: 
 def arrays_that_are_not_contiguous_are_refused_before_anything_is_sent(rank: int, size: int) -> None:
     if rank == 0:
         flat, matrix = full(6, 7), GpuArray.of(np.full((2, 3), 7.0))
-        for array in (flat.strided(), matrix.transposed()):
-            calls: list[Callable[..., Any]] = [
-                dist.all_reduce,
-                lambda array: dist.broadcast(array, 0),
-                lambda array: dist.send(array, 1),
-                lambda array: dist.irecv(array, 1),
-                lambda array: dist.all_gather([full(array.size, 0) for _ in range(size)], array),
-            ]
+        combine: list[Callable[..., Any]] = [dist.all_reduce, lambda array: dist.broadcast(array, 0)]
+        move: list[Callable[..., Any]] = [
+            lambda array: dist.send(array, 1),
+            lambda array: dist.irecv(array, 1),
+            lambda array: dist.all_gather([full(array.size, 0) for _ in range(size)], array),
+        ]
+        for array, calls in ((flat.strided(), combine + move), (matrix.transposed(), move)):
             for call in calls:
                 with pytest.raises(dist.ArgumentError, match="contiguous"):
                     call(array)
         assert (flat.get() == 7).all() and (matrix.get() == 7).all()
     dist.barrier()
+
+
+@program
+def arrays_in_another_order_are_reduced_and_broadcast_where_all_ranks_have_it(rank: int, size: int) -> None:
+    matrix = GpuArray.of(np.arange(6.0).reshape(2, 3) + rank)
+    turned = matrix.transposed()
+    dist.all_reduce(turned)
+    assert (matrix.get() == size * np.arange(6.0).reshape(2, 3) + sum(range(size))).all()
+    dist.reduce(turned, 0)
+    matrix.set(np.full((2, 3), rank + 3.0))
+    dist.broadcast(turned, size - 1)
+    assert (matrix.get() == size + 2).all()
 
 
 @program

@@ -47,8 +47,9 @@ _FLAGS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-deprecated"
 def build() -> Path:
     """Return the library; compile it where its source, torch, or the stand-ins of the driver have changed."""
     driver, torch_folder = stand_ins.build(), _torch_folder()
-    version = (torch_folder / "version.py").read_bytes()
-    facts = _SOURCE.read_bytes() + version + str(driver).encode() + " ".join(_FLAGS).encode()
+    torch_version = (torch_folder / "version.py").read_bytes()
+    places = " ".join(map(str, (torch_folder, driver, *_FLAGS)))
+    facts = _SOURCE.read_bytes() + torch_version + places.encode()
     folder = _BUILDS / f"torch-{hashlib.sha256(facts).hexdigest()[:16]}"
     with (_BUILDS / "torch-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # processes that test at the same time compile once
