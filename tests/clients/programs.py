@@ -16,6 +16,7 @@ A client is a folder here with
         run = ["--nproc-per-node", "2", "{folder}/collectives.py"]          # after `procgroup run --replace-gloo`;
                                                                             # without it the column is empty
         named = true                       # whether it can use the backend by the name "procgroup"
+        gpus = true                        # whether it is played on stand-in GPUs, too
         reports = true                     # whether it calls client_report.report (default: true)
         tolerance = 1e-6                   # relative, of floats that are reported (default)
         seconds = 240                      # what one run may take (default)
@@ -25,12 +26,13 @@ A client is a folder here with
 In commands {python} is the Python of the client's environment, {folder} the client's folder, {scratch} an empty folder
 of this run, {port} a free port. In the environment of a program stand
 
-    CLIENT_BACKEND     the backend that it is to name: "gloo" or "procgroup" (client_report.BACKEND)
+    CLIENT_BACKEND     the backend that it is to name: "gloo", "procgroup" or "nccl" (client_report.BACKEND)
+    CLIENT_DEVICE      what it is to compute on: "cpu" or "cuda" (client_report.DEVICE)
     CLIENT_RESULTS     the folder to which client_report.report and client_watch write
-    PROCGROUP_REPLACE_GLOO=1 in the way "replaced"
+    PROCGROUP_REPLACE_GLOO=1 in the way "replaced", and this and PROCGROUP_REPLACE_NCCL=1 in the way "gpus"
 
-A program is played in four ways. On Gloo it runs without procgroup. In the others every process group that is made, in
-any process, must be procgroup's (client_watch.py looks at its class), and what is reported must equal Gloo's.
+A program is played in up to five ways. On Gloo it runs without procgroup. In the others every process group that is
+made, in any process, must be procgroup's (client_watch.py looks at its class), and what is reported must equal Gloo's.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from pathlib import Path
 from typing import Any
 
 from clients.environment import CLIENTS, installed_procgroup, python_of
+from torch_gpus import stand_in_torch
 
 from world import free_port, run_command
 
@@ -55,8 +58,13 @@ WAYS = {
     "replaced": "its launcher, `PROCGROUP_REPLACE_GLOO=1`",
     "run": "`procgroup run --replace-gloo`",
     "named": 'its launcher, by the name "procgroup"',
+    "gpus": "its launcher, `PROCGROUP_REPLACE_NCCL=1`, on stand-in GPUs",
 }
 """The ways to play a program, and what the table calls them."""
+
+
+ON_GPUS = 1e-4
+"""The least tolerance on GPUs, where torch composes some operations of others."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ class Program:
     command: Sequence[str]
     run: Sequence[str] | None = None
     named: bool = False
+    gpus: bool = False
     reports: bool = True
     tolerance: float = 1e-6
     seconds: float = 240.0
@@ -81,7 +90,7 @@ class Program:
     @property
     def ways(self) -> list[str]:
         """The ways in which this one can be played, Gloo's first."""
-        possible = {"gloo": True, "replaced": True, "run": self.run is not None, "named": self.named}
+        possible = {"gloo": True, "replaced": True, "run": self.run is not None, "named": self.named, "gpus": self.gpus}
         return [way for way in WAYS if possible[way]]
 
 
@@ -149,11 +158,16 @@ def _environment(way: str, python: Path, results: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         # Otherwise each process would compile procgroup again where it is installed in place.
         "PYTHONDONTWRITEBYTECODE": "",
-        "CLIENT_BACKEND": "procgroup" if way == "named" else "gloo",
+        "CLIENT_BACKEND": {"named": "procgroup", "gpus": "nccl"}.get(way, "gloo"),
+        "CLIENT_DEVICE": "cuda" if way == "gpus" else "cpu",
         "CLIENT_RESULTS": str(results),
         "OMP_NUM_THREADS": "1",
     }
-    return surroundings | ({"PROCGROUP_REPLACE_GLOO": "1"} if way == "replaced" else {})
+    if way == "gpus":
+        gpus = stand_in_torch.environment(gpus=4)
+        surroundings |= gpus | {"PYTHONPATH": os.pathsep.join([surroundings["PYTHONPATH"], gpus["PYTHONPATH"]])}
+    replaced = {"replaced": ["GLOO"], "gpus": ["GLOO", "NCCL"]}.get(way, [])
+    return surroundings | {f"PROCGROUP_REPLACE_{name}": "1" for name in replaced}
 
 
 def wrong_in(program: Program, played: Played, on_gloo: Played | None = None) -> str:
@@ -166,7 +180,8 @@ def wrong_in(program: Program, played: Played, on_gloo: Played | None = None) ->
         return f"groups of the classes {played.groups}"
     if program.reports and not played.values:
         return f"nothing was reported:\n{played.output[-6000:]}"
-    return "" if on_gloo is None else _difference(played.values, on_gloo.values, program.tolerance)
+    tolerance = max(program.tolerance, ON_GPUS if played.way == "gpus" else 0.0)
+    return "" if on_gloo is None else _difference(played.values, on_gloo.values, tolerance)
 
 
 def _groups_are_right(program: Program, played: Played) -> bool:

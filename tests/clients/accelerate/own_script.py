@@ -1,11 +1,14 @@
-"""Run one of accelerate's own test scripts on CPUs as its wheel has it: own_script.py SCRIPT [--without TEST ...]."""
+"""Run one of accelerate's own test scripts as its wheel has it: own_script.py SCRIPT [--without TEST ...]."""
 
 import argparse
 import importlib
 import os
 from typing import Any
 
-os.environ["ACCELERATE_USE_CPU"] = "true"  # a launcher alone would have accelerate look for GPUs, and take no backend
+from client_report import DEVICE
+
+if DEVICE == "cpu":  # a launcher alone would have accelerate look for GPUs, and take no backend
+    os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
 def main() -> None:

@@ -7,7 +7,10 @@ import os
 import tempfile
 from typing import Any
 
-os.environ["ACCELERATE_USE_CPU"] = "true"
+from client_report import BACKEND, DEVICE, report
+
+if DEVICE == "cpu":
+    os.environ["ACCELERATE_USE_CPU"] = "true"
 
 import torch
 from accelerate import Accelerator
@@ -20,7 +23,6 @@ from accelerate.utils import (
     pad_across_processes,
     reduce,
 )
-from client_report import BACKEND, report
 from torch.utils.data import DataLoader, TensorDataset
 
 HOOKS = ["no", "fp16", "power_sgd", "batched_power_sgd"]
@@ -28,7 +30,7 @@ HOOKS = ["no", "fp16", "power_sgd", "batched_power_sgd"]
 
 
 def main() -> None:
-    if BACKEND != "gloo":
+    if BACKEND == "procgroup":
         torch.distributed.init_process_group(BACKEND)
     for hook in HOOKS:
         train(hook)

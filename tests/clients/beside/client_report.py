@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 BACKEND = os.environ.get("CLIENT_BACKEND", "gloo")
-"""The backend that the program is to name: "gloo" or "procgroup"."""
+"""The backend that the program is to name: "gloo", "procgroup" or, on GPUs, "nccl"."""
+
+DEVICE = os.environ.get("CLIENT_DEVICE", "cpu")
+"""What the program is to compute on: "cpu" or "cuda"."""
 
 
 def report(rank: int, name: str, value: Any) -> None:

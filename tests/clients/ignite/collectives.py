@@ -4,13 +4,13 @@ from typing import Any
 
 import ignite.distributed as idist
 import torch
-from client_report import BACKEND, report
+from client_report import BACKEND, DEVICE, report
 
 
 def main(local_rank: int) -> None:
     rank, size = idist.get_rank(), idist.get_world_size()
     values: dict[str, Any] = {"world": [size, idist.get_local_rank(), idist.get_nproc_per_node(), idist.get_nnodes()]}
-    assert idist.backend() == BACKEND and str(idist.device()) == "cpu" and local_rank == rank
+    assert idist.backend() == BACKEND and idist.device().type == DEVICE and local_rank == rank
 
     for op in ("SUM", "MAX", "MIN", "PRODUCT"):
         values[f"all_reduce {op}"] = idist.all_reduce(torch.arange(5.0) + 3 * rank, op)
@@ -56,7 +56,7 @@ def main_by_name() -> None:
 
 
 if __name__ == "__main__":
-    if BACKEND == "gloo":
+    if BACKEND != "procgroup":
         with idist.Parallel(backend=BACKEND) as parallel:
             parallel.run(main)
     else:

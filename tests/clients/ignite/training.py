@@ -9,7 +9,7 @@ from typing import Any
 
 import ignite.distributed as idist
 import torch
-from client_report import report
+from client_report import DEVICE, report
 from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
 from ignite.metrics import Accuracy, Average, ConfusionMatrix, EpochMetric, Loss, Precision, Recall, RunningAverage
 from torch.utils.data import TensorDataset
@@ -27,7 +27,7 @@ def main(local_rank: int) -> None:
     model = idist.auto_model(torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.ReLU(), torch.nn.Linear(12, 3)))
     optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.1))
     loss = torch.nn.CrossEntropyLoss()
-    trainer = create_supervised_trainer(model, optimizer, loss)
+    trainer = create_supervised_trainer(model, optimizer, loss, device=idist.device())
     RunningAverage(output_transform=lambda value: value).attach(trainer, "running loss")
     metrics: dict[str, Any] = {
         "accuracy": Accuracy(),
@@ -38,7 +38,7 @@ def main(local_rank: int) -> None:
         "mean score": Average(output_transform=lambda output: output[0].mean().item()),
         "of all outputs": EpochMetric(lambda scores, classes: float((scores.argmax(-1) == classes).float().sum())),
     }
-    evaluator = create_supervised_evaluator(model, metrics)
+    evaluator = create_supervised_evaluator(model, metrics, device=idist.device())
     training = idist.auto_dataloader(data(64, 1), batch_size=16, shuffle=True)
     validation = idist.auto_dataloader(data(31, 2), batch_size=8, shuffle=False)
 
@@ -57,5 +57,7 @@ def main(local_rank: int) -> None:
 
 if __name__ == "__main__":
     launched = sys.argv[1:] == ["launched"]
-    with idist.Parallel(backend="gloo", **({} if launched else {"nproc_per_node": 2})) as parallel:
+    with idist.Parallel(
+        backend="nccl" if DEVICE == "cuda" else "gloo", **({} if launched else {"nproc_per_node": 2})
+    ) as parallel:
         parallel.run(main)

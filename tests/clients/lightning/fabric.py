@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from client_report import BACKEND, report
+from client_report import BACKEND, DEVICE, report
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
@@ -32,7 +32,7 @@ def train(fabric: Fabric) -> None:
     model, optimizer = fabric.setup(model, optimizer)
     data = make_data()
     loader = fabric.setup_dataloaders(DataLoader(data, batch_size=6, sampler=SequentialSampler(data)))
-    accuracy = MulticlassAccuracy(num_classes=3)
+    accuracy = MulticlassAccuracy(num_classes=3).to(fabric.device)
     losses = []
     for epoch in range(2):
         for number, (inputs, classes) in enumerate(loader):
@@ -98,7 +98,7 @@ def play(fabric: Fabric) -> None:
 
 def main(start: str) -> None:
     strategy = DDPStrategy(process_group_backend=BACKEND, start_method=start)
-    fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    fabric = Fabric(accelerator=DEVICE, devices=2, strategy=strategy)
     if start == "popen":
         fabric.launch()
         play(fabric)

@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 import torch
-from client_report import BACKEND, report
+from client_report import BACKEND, DEVICE, report
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
@@ -84,7 +84,7 @@ def main(start: str) -> None:
     torch.set_num_threads(1)
     seed_everything(3)
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator=DEVICE,
         devices=2,
         strategy=DDPStrategy(process_group_backend=BACKEND, start_method=start),
         max_epochs=2,

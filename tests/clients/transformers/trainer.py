@@ -10,7 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import torch.distributed as dist
-from client_report import BACKEND, report
+from client_report import BACKEND, DEVICE, report
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -33,7 +33,7 @@ class Tokens(Dataset[dict[str, Any]]):
 
 
 def main() -> None:
-    if BACKEND != "gloo":
+    if BACKEND == "procgroup":
         dist.init_process_group(BACKEND)
     whole = make_trainer()
     whole.train()
@@ -58,7 +58,7 @@ def make_trainer() -> Trainer:
     model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **size))
     arguments = TrainingArguments(
         FOLDER,
-        use_cpu=True,
+        use_cpu=DEVICE == "cpu",
         seed=1,
         per_device_train_batch_size=3,
         per_device_eval_batch_size=4,
