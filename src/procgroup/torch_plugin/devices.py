@@ -27,6 +27,7 @@ class OtherDevices:
         self._timeout = timeout
         self._members = members
         self._made: dict[str, Any] = {}
+        self._without: set[str] = set()
         self._in_the_making: str | None = None
 
     @property
@@ -41,8 +42,13 @@ class OtherDevices:
     def group_of(self, device: Any) -> Any | None:
         """Return torch's group for a device; None where no other backend was named for it."""
         kind = device.type
+        if kind in self._without:  # each call on a GPU asks
+            return None
         if kind not in self._made:
-            if self._configured().get(kind) in (None, self._group.name()):
+            configured = self._configured()
+            if configured.get(kind) in (None, self._group.name()):
+                if configured:
+                    self._without.add(kind)
                 return None
             self._in_the_making = kind
             try:
