@@ -121,7 +121,9 @@ def run_program(folder: Path, source: str, launcher: list[str], **more: str) -> 
 def results_of(done: Any) -> dict[str, tuple[float, float]]:
     """Return the losses and the sums of the weights that the ranks have printed, by rank and device."""
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r"rank (\d) of 2 on (\S+): (\S+) (\S+)", done.stdout)
+    # Ranks share one pipe, and a rank may write the end of its line after the line of the other.
+    number = r"(-?\d+\.\d{4})"
+    found = re.findall(rf"rank (\d) of 2 on (\S+): {number} {number}", done.stdout)
     return {f"{rank} on {device}": (float(loss), float(weight)) for rank, device, loss, weight in found}
 
 
