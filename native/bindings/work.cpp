@@ -136,7 +136,13 @@ bool Work::is_completed(const Issued& issued) const {
   if (engine_->forked()) return true;
   if (!issued.operation->is_completed() && issued.operation->help() != Progress::kDone) return false;
   const std::shared_ptr<GroupOperation>& work = issued.operation->device_work();
-  return !work || work->help() == Progress::kDone;
+  if (!work) return true;
+  Progress progress = work->help();
+  while (progress == Progress::kMoved) {  // the thread that looks may need the interpreter's lock
+    const nb::gil_scoped_release unlocked;
+    progress = work->help();
+  }
+  return progress == Progress::kDone;
 }
 
 nb::object Work::exception() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <thread>
 
 namespace procgroup {
 namespace {
@@ -349,7 +350,10 @@ void MessageOperation::end_group(const Failure& failure) {
 
 Progress DeviceOperation::advance() {
   const std::unique_lock lock(looking_, std::try_to_lock);
-  if (!lock) return Progress::kWaiting;
+  if (!lock) {  // another thread looks, and may have done so before the end for which the caller asks
+    std::this_thread::yield();
+    return Progress::kMoved;
+  }
   if (is_completed()) return Progress::kDone;
   bool is_done = false;
   std::vector<int> ignored;

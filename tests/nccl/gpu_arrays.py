@@ -77,6 +77,12 @@ def is_idle(stream: int) -> bool:
     return int(status) == _SUCCESS
 
 
+def synchronize() -> None:
+    """Wait for all that was queued on this process's GPU."""
+    with _on(_Home.gpu):
+        _call("cuCtxSynchronize")
+
+
 @contextmanager
 def held(stream: int) -> Iterator[None]:
     """Let a stream begin no work that the body queues on it before the end of the body."""

@@ -305,6 +305,17 @@ def a_work_is_completed_when_the_gpu_has_finished(rank: int, size: int) -> None:
 
 
 @program
+def a_work_is_completed_as_soon_as_the_host_has_waited_for_the_gpu(rank: int, size: int) -> None:
+    """Also while another thread of the library looks."""
+    array = full(4, 0, new_stream())
+    for _ in range(300):
+        work: Any = dist.all_reduce(array, async_op=True)
+        work.wait()
+        gpu_arrays.synchronize()
+        assert work.is_completed()
+
+
+@program
 def a_work_completes_without_a_wait(rank: int, size: int) -> None:
     arrays = [full(2000, rank + 1.0, new_stream()) for _ in range(20)]
     works: list[Any] = [dist.all_reduce(array, async_op=True) for array in arrays]

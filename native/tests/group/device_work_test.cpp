@@ -105,6 +105,26 @@ void work_ends_when_the_device_has_finished_and_in_order() {
   check(first->failure() == nullptr && second->failure() == nullptr, "expected to end well", 0);
 }
 
+// The look that another thread has begun may be older than the end of the work.
+void a_look_beside_another_one_is_no_answer() {
+  std::vector<Rank> world = world_of(1, {});
+  std::atomic<bool> has_ended{false}, is_looking{false}, goes_on{false};
+  const auto work = world[0].group->follow(collective(1), queued_until([&] {
+                                             const bool ended = has_ended;
+                                             is_looking = true;
+                                             while (!goes_on) std::this_thread::yield();
+                                             return ended;
+                                           }),
+                                           60);
+  while (!is_looking) std::this_thread::yield();
+  has_ended = true;
+  check(work->help() == Progress::kMoved, "expected to be told to ask again", 0);
+  goes_on = true;
+  Progress progress = Progress::kMoved;
+  while (progress == Progress::kMoved) progress = work->help();
+  check(progress == Progress::kDone, "expected the end of the work to be seen", 0);
+}
+
 // Nobody holds a Work of a blocking call: the next call reports what became of it, and later ones that the group ended.
 void the_next_call_reports_the_failure_of_a_blocking_one() {
   std::vector<Rank> world = world_of(1, {});
@@ -350,6 +370,7 @@ int main() {
     RUN_TEST(what_follows_a_receive_may_take_locks, hosts);
   }
   RUN_TEST(work_ends_when_the_device_has_finished_and_in_order);
+  RUN_TEST(a_look_beside_another_one_is_no_answer);
   RUN_TEST(the_next_call_reports_the_failure_of_a_blocking_one);
   RUN_TEST(a_call_that_waits_reports_the_failure_of_a_blocking_one);
   RUN_TEST(a_barrier_waits_for_the_work_of_collectives);

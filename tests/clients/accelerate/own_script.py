@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--without", nargs="+", default=[], help="tests in it that need GPUs")
     options = parser.parse_args()
     script = importlib.import_module(f"accelerate.test_utils.scripts.{options.script}")
-    for function in options.without:
+    for function in options.without if DEVICE == "cpu" else []:
         assert callable(getattr(script, function))
         setattr(script, function, skip)
     script.main()

@@ -92,6 +92,7 @@ def operations() -> None:
     """Report what accelerate's own calls give: on tensors of different sizes, nested ones, and objects."""
     accelerator = Accelerator()
     rank, size = accelerator.process_index, accelerator.num_processes
+    torch.set_default_device(accelerator.device)
     nested = {"a": torch.full((2, 3), float(rank)), "b": [torch.arange(3) * rank]}
     report(rank, "gather", accelerator.gather(nested))
     report(rank, "reduce to a sum", reduce(nested, "sum"))

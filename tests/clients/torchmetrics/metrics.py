@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from client_report import BACKEND, report
+from client_report import BACKEND, DEVICE, report
 from torchmetrics import Metric, MetricCollection, aggregation, classification, regression, retrieval, wrappers
 
 CLASSES = 4
@@ -97,7 +97,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group(BACKEND)
     rank = dist.get_rank()
-    given = batches(rank)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+    given = [(scores.to(DEVICE), classes.to(DEVICE)) for scores, classes in batches(rank)]
+    torch.set_default_device(DEVICE)
     for number, make in enumerate(OF_CLASSES):
         metric = make()
         for scores, classes in given:

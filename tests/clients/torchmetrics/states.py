@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from client_report import BACKEND, report
+from client_report import BACKEND, DEVICE, report
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
@@ -47,6 +47,9 @@ class States(Metric):
 def main() -> None:
     dist.init_process_group(BACKEND)
     rank, size = dist.get_rank(), dist.get_world_size()
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+    torch.set_default_device(DEVICE)
 
     def said(name: str, value: Any) -> None:
         report(rank, name, value)
