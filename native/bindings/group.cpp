@@ -42,6 +42,12 @@ void PythonGroup::leave() {
   group_->leave();
 }
 
+nb::object PythonGroup::take_unraised() {
+  if (was_forked()) return nb::none();
+  const std::optional<OperationFailed> failed = group_->take_unraised();
+  return failed ? build_exception(failed->failure, failed->call, *group_) : nb::none();
+}
+
 void PythonGroup::abort() {
   if (was_forked()) return;
   const Unlocked unlocked;
@@ -306,6 +312,8 @@ void bind_group(nb::module_& module) {
       .def_prop_ro("is_idle", &PythonGroup::is_idle)
       .def_prop_ro("last_schedule", &PythonGroup::last_schedule)
       .def("leave", &PythonGroup::leave)
+      .def("take_unraised", &PythonGroup::take_unraised, nb::sig("def take_unraised(self) -> BaseException | None"),
+           "Return the error of a call that no call has raised, once; None without one.")
       .def("checks", &PythonGroup::checks)
       .def("direct", &PythonGroup::direct)
       .def("intercept", &PythonGroup::intercept, "issue"_a.none(), "only_awaits"_a = false,

@@ -45,6 +45,7 @@ class PythonGroup {
   bool is_idle() const { return group_->is_idle(); }
   const char* last_schedule() const { return group_->last_schedule(); }
   void leave();
+  nb::object take_unraised();
   void abort();
 
   // A second object for the same group, whose methods check their arguments, return None and do nothing else.

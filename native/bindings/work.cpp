@@ -105,11 +105,14 @@ ArrayStreams Work::let_current_streams_wait(const Issued& issued) const {
   return used;
 }
 
+// Who takes it waits there, and not for the call: its error is one that a later call raises.
 CudaStream Work::stream() const {
   CudaStream found = nullptr;
   for (const std::shared_ptr<Issued>& issued : issued_) {
     const CudaStream stream = issued->device_task ? issued->device_task->queued_on() : nullptr;
     if (stream == nullptr || (found != nullptr && found != stream)) return nullptr;
+    issued->operation->set_unawaited();
+    if (issued->failure() != nullptr) return nullptr;
     found = stream;
   }
   return found;
@@ -282,7 +285,8 @@ Otherwise this is ``wait()``.)")
           nb::sig("def stream(self) -> int | None"),
           R"(The handle of the stream of a GPU on which the call is queued.
 
-None before it is queued, for a call that several streams make, and on arrays in host memory.)")
+A later call raises its error then, or the end of the group. None before it is queued, for a call that several
+streams make, and on arrays in host memory.)")
       .def("source_rank", &Work::source_rank,
            R"(Return the global rank of the sender of a completed receive.
 

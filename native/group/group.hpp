@@ -162,6 +162,8 @@ class Group final : public Source {
   bool is_idle();
   // Leave in order, or after a failure: pending calls fail. Idempotent; from one thread.
   void leave();
+  // The failure of a call that nobody waited for and that no call has raised: the program does not know it.
+  std::optional<OperationFailed> take_unraised();
   // End this group on every member: running calls fail at once.
   void abort();
   // This rank does not come to a call because of an error of its program: end the group on every member, with `reason`.
@@ -206,7 +208,6 @@ class Group final : public Source {
   [[noreturn]] void refuse_to_begin(const Failure& failure);  // which has world ranks
   std::optional<Failure> misplaced(const std::vector<uint64_t>& offsets) const;
   void announce_leaving();
-  void report_unraised();
   std::optional<Failure> what_ends(const GroupOperation& operation);
   void look_at_replays(Failure& failure, const Descriptor& call);
   void require_usable(Descriptor call, const GroupOperation* last_queued = nullptr);
@@ -345,8 +346,10 @@ class GroupOperation : public Operation {
   virtual int source() const { return -1; }  // completed receives: the sender's group rank
   // As call(), from any thread, also while another one gives the call its number.
   virtual Descriptor call_so_far() const { return call(); }
-  virtual bool is_unawaited() const { return false; }  // see Request
-  virtual bool is_replay() const { return false; }     // of a call in a CUDA graph
+  // No caller waits for it: see Request. One that has taken the stream on which it is queued need not, either.
+  void set_unawaited() { unawaited_.store(true, std::memory_order_relaxed); }
+  bool is_unawaited() const { return unawaited_.load(std::memory_order_relaxed); }
+  virtual bool is_replay() const { return false; }  // of a call in a CUDA graph
   // Once it has completed: what goes on on a device; null where nothing does.
   const std::shared_ptr<GroupOperation>& device_work() const { return device_work_; }
   // The world ranks without which it cannot end; nothing where that is not known. Takes locks.
@@ -378,6 +381,7 @@ class GroupOperation : public Operation {
  private:
   std::shared_ptr<GroupOperation> device_work_;
   std::atomic<bool> watched_{false};
+  std::atomic<bool> unawaited_{false};
   LastLooks last_looks_;
   WaitReport wait_report_;
 };

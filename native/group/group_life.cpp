@@ -272,7 +272,6 @@ void Group::leave() {
   if (has_unfinished_device_calls())
     break_with(
         {.kind = Failure::Kind::kBroken, .reason = "this rank left the group before its calls on a GPU had ended"}, {});
-  report_unraised();
   mark_left();
   announce_leaving();
   examine_pending();
@@ -280,16 +279,9 @@ void Group::leave() {
   engine_.completed();
 }
 
-// A program that makes no further call would not learn that results are wrong.
-void Group::report_unraised() {
+std::optional<OperationFailed> Group::take_unraised() {
   const std::lock_guard lock(reason_mutex_);
-  if (!unreported_ || !is_unawaited_) return;
-  log_line(LogLevel::kError,
-           unreported_->call.describe(&global_ranks_) + " (#" + std::to_string(unreported_->call.sequence) +
-               ") on group " + name() +
-               " has failed, and no call has raised it: " + unreported_->failure.summary(&global_ranks_),
-           engine_.global_rank(engine_.rank()));
-  unreported_.reset();
+  return is_unawaited_ ? std::exchange(unreported_, std::nullopt) : std::nullopt;
 }
 
 // End also the operations that moved while they were examined: no thread looks at them again.

@@ -27,7 +27,9 @@ QueuedCall::QueuedCall(Group& group, Request request, double seconds)
     : GroupOperation(group, request.descriptor.bytes(), seconds),
       request_(std::move(request)),
       issued_(request_.descriptor),
-      is_polling_(request_.task != nullptr) {}
+      is_polling_(request_.task != nullptr) {
+  if (request_.is_unawaited) set_unawaited();
+}
 
 void QueuedCall::record() {
   Descriptor call = request_.descriptor;
@@ -83,7 +85,7 @@ void QueuedCall::end(const Failure* failure) {
   }
   Failure own = group_.own_view(group_.cause_of(*failure));
   // Before the call completes, because that thread may ask whether the group has failed.
-  group_.keep_unreported(own, request_.descriptor, request_.is_unawaited);
+  group_.keep_unreported(own, request_.descriptor, is_unawaited());
   if (group_.has_turn(*this)) group_.end_with(*this, own);
   fail(std::move(own));
 }
@@ -113,6 +115,7 @@ MessageOperation::MessageOperation(Group& group, const MessageRequest& request, 
       request_(request),
       call_(group.describe(request)),
       header_{request.count, static_cast<uint64_t>(request.dtype), call_.sequence} {
+  if (request.is_unawaited) set_unawaited();
   if (request.peer != kAnySource) return;
   for (const int member : group.options_.members)
     if (member != group.engine_.rank()) sources_.push_back(member);
@@ -173,7 +176,7 @@ Progress MessageOperation::advance_task() {
     if (is_done && task_ == Task::State::kQueued) {
       Descriptor queued = call_;
       queued.root = peer();
-      queue(group_.follow(queued, request_.task, seconds_, request_.is_unawaited, recording_));
+      queue(group_.follow(queued, request_.task, seconds_, is_unawaited(), recording_));
     }
   });
   if (!is_done && !failure) return Progress::kWaiting;
@@ -344,7 +347,7 @@ void MessageOperation::give_up(Failure failure) {
 }
 
 void MessageOperation::end_group(const Failure& failure) {
-  group_.keep_unreported(failure, call_, request_.is_unawaited);
+  group_.keep_unreported(failure, call_, is_unawaited());
   group_.break_with(failure, call_);
 }
 
@@ -381,7 +384,7 @@ void DeviceOperation::give_up(Failure failure) {
 
 // Also of an asynchronous call: a wait for it may have succeeded already, when the ranks had agreed.
 void DeviceOperation::end_group(const Failure& failure) {
-  group_.keep_unreported(failure, call_, is_unawaited_);
+  group_.keep_unreported(failure, call_, true);
   group_.break_with(failure, call_);
   end(&failure);
 }

@@ -35,7 +35,6 @@ class QueuedCall final : public GroupOperation {
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }
   Descriptor call_so_far() const override;
-  bool is_unawaited() const override { return request_.is_unawaited; }
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return is_polling_ ? request_.task->longest_sleep_ns() : kAnySleepNs; }
   bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
@@ -124,15 +123,15 @@ class DeviceOperation final : public GroupOperation {
                   std::optional<Recording> recording)
       : GroupOperation(group, call.bytes(), seconds),
         call_(call),
-        is_unawaited_(is_unawaited),
         recording_(std::move(recording)),
-        task_(std::move(task)) {}
+        task_(std::move(task)) {
+    if (is_unawaited) set_unawaited();
+  }
 
   Progress advance() override;
   Progress help() override { return advance(); }
   std::vector<int> missing() const override { return {}; }
   Descriptor call() const override { return call_; }
-  bool is_unawaited() const override { return is_unawaited_; }
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return kSleepNs; }
   // Nobody waits for the end of this work itself but whoever asks for it, and then looks.
@@ -145,7 +144,6 @@ class DeviceOperation final : public GroupOperation {
   void end(const Failure* failure);
 
   const Descriptor call_;
-  const bool is_unawaited_;
   std::mutex looking_;  // guards what follows
   std::optional<Recording> recording_;
   std::shared_ptr<Task> task_;

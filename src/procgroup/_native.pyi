@@ -117,7 +117,8 @@ class Work:
         """
         The handle of the stream of a GPU on which the call is queued.
 
-        None before it is queued, for a call that several streams make, and on arrays in host memory.
+        A later call raises its error then, or the end of the group. None before it is queued, for a call that several
+        streams make, and on arrays in host memory.
         """
 
     def source_rank(self) -> int:
@@ -164,6 +165,11 @@ class Group:
     @property
     def last_schedule(self) -> str: ...
     def leave(self) -> None: ...
+    def take_unraised(self) -> BaseException | None:
+        """
+        Return the error of a call that no call has raised, once; None without one.
+        """
+
     def checks(self) -> Group: ...
     def direct(self) -> Group: ...
     def intercept(self, issue: Callable[..., Any] | None, only_awaits: bool = False) -> None: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def play_in_turn(rank: int, size: int, plans: Sequence[Plan], place: str) -> dic
         groups: list[Any] = [dist.new_group(list(range(size)), timeout=LONG) for _ in range(2)]
         reports[plan.seed] = player.play(plan, *groups)
         for group in groups:
-            dist.destroy_process_group(group)
+            with suppress(dist.DistError):  # of a call that returned before it failed
+                dist.destroy_process_group(group)
         reports[plan.seed].ended = time.monotonic()
         dist.barrier()
     dist.destroy_process_group()
@@ -70,7 +72,8 @@ def play_alone(rank: int, size: int, plan: Plan, place: str) -> Report:
     try:
         report = player.play(plan, dist.group.WORLD, other)
     finally:
-        dist.destroy_process_group()
+        with suppress(dist.DistError):
+            dist.destroy_process_group()
     report.ended = time.monotonic()
     return report
 
@@ -169,19 +172,23 @@ def make_no_further_call(rank: int, size: int, way: str) -> bool:
         has_raised = True
     array.get()
     if way == "destroyed":
-        dist.destroy_process_group()
+        try:
+            dist.destroy_process_group()
+        except dist.CollectiveMismatch as error:
+            print(f"raised: {error}".replace("\n", " "))
     return has_raised
 
 
-@pytest.mark.parametrize("way", ["destroyed", "left at the end of the program"])
-def test_an_error_that_no_call_has_raised_is_printed_when_its_group_is_left(way: str) -> None:
+@pytest.mark.parametrize(("way", "told"), [("destroyed", "raised: "), ("left at the end of the program", "ERROR: ")])
+def test_an_error_that_no_call_has_raised_is_told_when_its_group_is_left(way: str, told: str) -> None:
     for outcome in attempt(make_no_further_call, 2, args=(way,), environment=GPUS):
         assert outcome.ok, outcome
         lines = without_reports(outcome.output).splitlines()
-        assert len(lines) == (0 if outcome.value else 1), outcome.output
-        for line in lines:
-            assert "ERROR" in line and re.search(r"all_reduce\S* of [89] float64 .*#\d+", line), line
-            assert "the ranks made different calls" in line, line
+        assert bool(lines) != outcome.value, outcome.output
+        if lines:
+            text = " ".join(lines)
+            assert told in text and re.search(r"all_reduce #\d+ .*all_reduce\S* of [89] float64", text), text
+            assert "the ranks made different calls" in text, text
 
 
 def test_there_are_many_bugs_and_each_has_a_sentence() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
+import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from torch_gpus.plug_in_world import GPUS, begin, seen
 
-from world import attempt, run, without_reports
+from world import attempt, run, start, without_reports
 
 pytestmark = pytest.mark.torch
 if importlib.util.find_spec("torch") is not None:
@@ -98,6 +101,30 @@ def test_a_killed_rank_is_named() -> None:
         kind, text, took = outcome.value
         assert kind == "PeerLost" and "lost rank 1" in text, outcome.value
         assert took < 15.0, "half of the timeout"
+
+
+def leave_others_alone(rank: int, size: int, destroys: bool) -> Seen | None:
+    """Rank 1 does not come to a backward of stock DDP; that of the others returns, because their hosts do not wait."""
+    dist = begin(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).cuda(), device_ids=[rank])
+    for _ in range(2):  # the second one forms the buckets anew
+        model(torch.ones(2, 4)).sum().backward()
+    dist.group.WORLD.set_timeout(timedelta(seconds=1))
+    if rank == 1:
+        time.sleep(60)
+    model(torch.ones(2, 4)).sum().backward()
+    return seen(dist.destroy_process_group) if destroys else None
+
+
+@pytest.mark.parametrize("destroys", [True, False])
+def test_a_failure_that_nobody_has_waited_for_is_told_at_the_end(destroys: bool) -> None:
+    with start(leave_others_alone, 3, args=(destroys,), torch="gpus", environment=GPUS) as world:
+        world.wait_for_end([0, 2], 60)
+        for outcome in (world.outcomes()[0], world.outcomes()[2]):
+            assert outcome.error is None, outcome.traceback
+            text = outcome.value[1] if destroys else outcome.output
+            assert re.search("all_reduce.*(its time limit of 1 s passed|not complete after 1 s)", text), text
+            assert destroys or "ERROR: no call has raised this" in text
 
 
 def end(rank: int, size: int, how: str) -> None:

@@ -82,12 +82,18 @@ def let_go(group: ProcessGroup) -> Store | None:
 def leave(group: ProcessGroup, seconds: float | None = None) -> None:
     """End a group, after those that were made from it, and close its own store. Idempotent.
 
-    Issued calls have ``seconds`` to complete.
+    Issued calls have ``seconds`` to complete. Then raises the error of a call that no call has raised; while an
+    exception is handled, that is a line.
     """
     reason = _reason_to_leave(group)
     if seconds is None:
         seconds = _FAILED_SECONDS if reason else FLUSH_SECONDS
-    _leave(group, reason, seconds)
+    unraised = _leave(group, reason, seconds)
+    if unraised is None:
+        return
+    if not reason:
+        raise unraised
+    _report(unraised)
 
 
 def fail(group: ProcessGroup, error: BaseException) -> None:
@@ -112,17 +118,24 @@ def _reason_to_leave(group: ProcessGroup) -> str:
     return exit_reason.describe(error)
 
 
-def _leave(group: ProcessGroup, reason: str, flush: float) -> None:
+def _leave(group: ProcessGroup, reason: str, flush: float) -> BaseException | None:
+    """Return the error of a call that no call has raised."""
+    unraised = None
     for child in reversed(_children.pop(group, {})):
-        _leave(child, reason, flush)
+        unraised = _leave(child, reason, flush) or unraised
     for siblings in _children.values():
         siblings.pop(group, None)
     _handled_before.pop(group, None)
-    group.shutdown(reason, flush)
+    unraised = group.shutdown(reason, flush) or unraised
     log.debug(f"left group {group.group_name}", group.members[group.rank()])
     store = _alive.pop(group, None)
     if store is not None:
         hosting.let_go(store)
+    return unraised
+
+
+def _report(unraised: BaseException) -> None:
+    log.error(f"no call has raised this: {unraised}")
 
 
 def _leave_all() -> None:
@@ -142,7 +155,8 @@ def _leave_alive() -> None:
     elif (error := process_end.thread_exception()) is not None:
         reason, flush = exit_reason.describe(error), _FAILED_SECONDS
     for group in list(_alive):
-        _leave(group, reason, flush)
+        if (unraised := _leave(group, reason, flush)) is not None:
+            _report(unraised)
 
 
 def _mark_forked() -> None:

@@ -198,8 +198,10 @@ def destroy_process_group(group: ProcessGroup | None = None, timeout: Timeout | 
     """Leave a group (None: the default one) in order; what was sent still arrives. Other ranks need not call it.
 
     Calls that were issued have ``timeout``, a timedelta or seconds, to complete: by default 30 s, or 1 s while an
-    exception is handled; then they fail. Raises AssertionError when there was never a default group, and
-    DistBackendError inside a backend's transfer, which must not wait. Destroying a group again does nothing.
+    exception is handled; then they fail. Raises AssertionError when there was never a default group,
+    DistBackendError inside a backend's transfer, which must not wait, and, when the group has ended, the error of a
+    call on a GPU that has failed after it returned, if no later call has raised that. Destroying a group again does
+    nothing.
     """
     if is_foreign(group):
         return

@@ -245,14 +245,15 @@ class ProcessGroup(GroupCalls):
             may_shrink=True,
         )
 
-    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> BaseException | None:
         """Leave and free everything; later calls raise. Idempotent, never raises.
 
         Issued calls have ``flush`` seconds to complete. With a ``reason``, the exception that ends this rank, ranks
-        that wait for this one raise PeerFailed with it.
+        that wait for this one raise PeerFailed with it. Return the error of a call that returned before it failed, as
+        those on GPUs do, where no later call has raised it.
         """
         if not self.is_usable():
-            return
+            return None
         if self._issue.deferral is not None:
             if flush > 0:
                 self._issue.deferral.wait_until_issued()
@@ -265,6 +266,7 @@ class ProcessGroup(GroupCalls):
         self._close(lambda: GroupDestroyed(name))
         for backend in self.backends.values():
             self._close_backend(backend, failed)
+        return self.calls.take_unraised()
 
     def abort(self) -> None:
         """Make every call in progress fail at once on this rank, and notify the others. Idempotent.
