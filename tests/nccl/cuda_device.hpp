@@ -42,6 +42,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -72,6 +74,24 @@ enum Result : int {  // CUresult
 inline int64_t number_from_environment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr && *text != '\0' ? std::atoll(text) : otherwise;
+}
+
+// The host's numbers of the GPUs that this process sees. CUDA_VISIBLE_DEVICES may name them, up to the first unknown one.
+inline std::vector<int> visible_gpus() {
+  const auto all = static_cast<int>(number_from_environment("PROCGROUP_STAND_IN_GPUS", 1));
+  const char* named = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::vector<int> visible;
+  if (named == nullptr) {
+    for (int gpu = 0; gpu < all; ++gpu) visible.push_back(gpu);
+    return visible;
+  }
+  std::istringstream names(named);
+  for (std::string name; std::getline(names, name, ',') && !name.empty();) {
+    const int gpu = std::atoi(name.c_str());
+    if (gpu < 0 || gpu >= all) break;
+    visible.push_back(gpu);
+  }
+  return visible;
 }
 
 // What the environment asks for, read once.
@@ -165,7 +185,8 @@ class Devices {
     return *devices;
   }
 
-  const int count = static_cast<int>(number_from_environment("PROCGROUP_STAND_IN_GPUS", 1));
+  const std::vector<int> gpus = visible_gpus();
+  const int count = static_cast<int>(gpus.size());
 
   // Return the address of new memory, filled with a pattern that no test takes for a result.
   uintptr_t allocate(size_t bytes, int device, bool is_pinned_host) {

@@ -282,7 +282,7 @@ CUDA_API int cuDeviceCanAccessPeer(int* can, int device, int peer) {
 }
 CUDA_API int cuDeviceGetUuid(char* uuid, int device) {
   std::memset(uuid, 0, 16);
-  return give(uuid + 15, static_cast<char>(device + 1));
+  return is_device(device) ? give(uuid + 15, static_cast<char>(devices().gpus[device] + 1)) : kInvalidDevice;
 }
 CUDA_API int cuDeviceGetAttribute(int* value, int attribute, int device) {
   return is_device(device) ? give(value, attribute_of(attribute)) : kInvalidDevice;

@@ -160,8 +160,9 @@ void Communicator::accept_from_higher_ranks(int listener) {
 
 // As in NCCL, a GPU is the host's, whose name NCCL_HOSTID overrides.
 void Communicator::refuse_shared_devices() {
+  static const std::vector<int> gpus = visible_gpus();
   const char* host = std::getenv("NCCL_HOSTID");
-  const auto place = text(host != nullptr ? host : "", "/", device);
+  const auto place = text(host != nullptr ? host : "", "/", gpus.at(device));
   const auto* letters = reinterpret_cast<const std::byte*>(place.data());
   const auto places = gather(Bytes(letters, letters + place.size()));
   if (!places || number_from_environment("NCCL_MULTI_RANK_GPU_ENABLE", 0) != 0) return;

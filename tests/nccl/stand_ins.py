@@ -15,7 +15,7 @@ A program that a test starts finds them by its environment::
 
 Variables of the GPUs (see cuda_device.hpp), with their defaults::
 
-    PROCGROUP_STAND_IN_GPUS=1           the number of GPUs of a process
+    PROCGROUP_STAND_IN_GPUS=1           the number of GPUs; a process sees all, or those in CUDA_VISIBLE_DEVICES
     PROCGROUP_STAND_IN_DELAY_US=0       delays each operation of a stream
     PROCGROUP_STAND_IN_BURST_US=0       streams begin work only at multiples of so many microseconds, and then all of it
     PROCGROUP_STAND_IN_CHANNELS=0       so many queues run the work of all streams of a device and priority; 0: no limit

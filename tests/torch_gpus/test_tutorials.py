@@ -106,6 +106,10 @@ WAYS: dict[str, tuple[str, list[str]]] = {
     "launch": (UNDER_LAUNCH, ["-m", "torch.distributed.launch", "--nproc_per_node=2", "--master_port={port}"]),
     "spawn": (SPAWNED, []),
     "procgroup run": (UNDER_TORCHRUN, ["-m", "procgroup", "run", "--nproc-per-node=2", "--replace-nccl"]),
+    "procgroup run, a GPU of its own for each rank": (
+        UNDER_TORCHRUN,
+        ["-m", "procgroup", "run", "--nproc-per-node=2", "--replace-nccl", "--virtual-local-rank"],
+    ),
 }
 
 
@@ -149,13 +153,14 @@ def test_the_tutorials_training_program_gives_on_gpus_what_it_gives_on_cpus(
     tmp_path: Path, library: str, way: str, on_cpus: tuple[float, float]
 ) -> None:
     source, launcher = WAYS[way]
-    replaced = {}
+    replaced = {"CUDA_VISIBLE_DEVICES": "1,0"} if "of its own" in way else {}
     if library == "procgroup":
         source = with_procgroup(source)
-    elif way != "procgroup run":
-        replaced = {"PROCGROUP_REPLACE_NCCL": "1"}
+    elif not way.startswith("procgroup run"):
+        replaced["PROCGROUP_REPLACE_NCCL"] = "1"
     results = results_of(run_program(tmp_path, source, launcher, **replaced))
-    assert sorted(results) == ["0 on cuda:0", "1 on cuda:1"]
+    second = "cuda:0" if "of its own" in way else "cuda:1"
+    assert sorted(results) == ["0 on cuda:0", f"1 on {second}"]
     for result in results.values():
         assert result == pytest.approx(on_cpus, abs=2e-4)
 
