@@ -11,7 +11,7 @@ import ray
 import ray.train
 import torch
 import torch.distributed as dist
-from client_report import BACKEND, report
+from client_report import BACKEND, DEVICE, report
 from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_data_loader, prepare_model
 from torch.utils.data import DataLoader, TensorDataset
@@ -54,19 +54,20 @@ def train(settings: dict[str, Any]) -> None:
 def run(function: Callable[[dict[str, Any]], None], settings: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Run a function on two workers of a cluster that ends with this call, and return the last checkpoint's weights."""
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
-        ray.init(num_cpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=80 << 20)
+        gpus = 2 if DEVICE == "cuda" else 0
+        ray.init(num_cpus=2, num_gpus=gpus, include_dashboard=False, _temp_dir=folder, object_store_memory=80 << 20)
         try:
             trainer = TorchTrainer(
                 function,
                 train_loop_config=settings,
-                scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
+                scaling_config=ScalingConfig(num_workers=2, use_gpu=gpus > 0),
                 torch_config=TorchConfig(backend=BACKEND),
                 run_config=RunConfig(name="training", storage_path=folder),
             )
             result = trainer.fit()
             assert result.checkpoint is not None
             with result.checkpoint.as_directory() as saved:
-                return torch.load(f"{saved}/model.pt", weights_only=True)
+                return torch.load(f"{saved}/model.pt", weights_only=True, map_location="cpu")
         finally:
             ray.shutdown()
 
