@@ -67,6 +67,7 @@ enum Result : int {  // CUresult
   kCaptureUnmatched = 903,
   kCaptureUnjoined = 904,
   kCaptureIsolation = 905,
+  kCaptureImplicit = 906,
   kCapturedEvent = 907,
   kCaptureWrongThread = 908,
 };
@@ -300,6 +301,13 @@ class Devices {
     return stream.capture;
   }
 
+  // A look at the end of a stream: nothing of a capture runs.
+  bool invalidates(const Stream& stream) {
+    std::lock_guard lock(mutex_);
+    if (stream.capture != nullptr) stream.capture->is_invalid = true;
+    return stream.capture != nullptr;
+  }
+
   // A call that CUDA forbids to threads that could disturb a capture: it invalidates the capture.
   bool disturbs_capture(CaptureMode mode) {
     std::lock_guard lock(mutex_);
@@ -323,6 +331,7 @@ class Devices {
       const auto capture = event.capture.lock();
       if (capture == nullptr || event.captured_on->capture != capture) return kCapturedEvent;
       if (stream->capture != nullptr && stream->capture != capture) return kCaptureMerge;
+      if (stream->is_legacy) return capture->is_invalid = true, kCaptureImplicit;
       if (stream->capture == nullptr) stream->is_joined = false;
       stream->capture = capture;
       if (stream != event.captured_on) event.captured_on->is_joined = true;

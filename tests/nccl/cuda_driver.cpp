@@ -219,6 +219,7 @@ const char* name_of(int result) {
                                                     {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
                                                     {kCaptureUnjoined, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
                                                     {kCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
+                                                    {kCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
                                                     {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
                                                     {kCaptureWrongThread, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"}};
   const auto found = kNames.find(result);
@@ -230,7 +231,7 @@ const char* name_of(int result) {
 
 using namespace stand_in;  // NOLINT: the rest of the file is the API
 
-// For libnccl's stand-in: the allocation in which an address lies.
+// For the stand-ins of NCCL and of torch's device: the allocation in which an address lies.
 __attribute__((visibility("default"))) std::shared_ptr<Allocation> stand_in_find_memory(const void* address) {
   return devices().find(reinterpret_cast<uintptr_t>(address));
 }
@@ -244,6 +245,8 @@ __attribute__((visibility("default"))) bool stand_in_capture(void* handle, const
   const auto stream = devices().stream(handle, current_device());
   return stream != nullptr && devices().enqueue_captured(stream, make);
 }
+// And what a GPU does when a kernel's memory is freed.
+__attribute__((visibility("default"))) void stand_in_fault() { devices().has_fault = true; }
 
 // Initialisation and errors
 
@@ -330,7 +333,7 @@ CUDA_API int cuStreamDestroy(Handle handle) {
 }
 CUDA_API int cuStreamSynchronize(Handle handle) {
   return with_stream(handle, [](auto& stream) {
-    if (is_forbidden()) return kCaptureUnsupported;
+    if (is_forbidden() || devices().invalidates(*stream)) return kCaptureUnsupported;
     devices().wait(devices().end_of(stream));
     return fault_or(kSuccess);
   });
@@ -338,7 +341,7 @@ CUDA_API int cuStreamSynchronize(Handle handle) {
 CUDA_API int cuStreamQuery(Handle handle) {
   stand_in::await_frees();
   return with_stream(handle, [](auto& stream) {
-    if (is_forbidden()) return kCaptureUnsupported;
+    if (is_forbidden() || devices().invalidates(*stream)) return kCaptureUnsupported;
     return fault_or(devices().is_reached(devices().end_of(stream)) ? kSuccess : kNotReady);
   });
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +102,57 @@ def get_device_properties(device: Any = None) -> Any:
     return SimpleNamespace(name="stand-in GPU", major=9, minor=0, total_memory=1 << 34, multi_processor_count=1)
 
 
+_CAPTURE_MODES = ("global", "thread_local", "relaxed")
+
+
+class CUDAGraph:
+    """Each graph has a pool of memory of its own: a shared one is another's, which nothing reuses."""
+
+    _number: int | None = None
+    _pool: Any = None
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        pass
+
+    def capture_begin(
+        self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+    ) -> None:
+        self.reset()
+        self._pool = pool or graph_pool_handle()
+        self._number = torch.ops.stand_in.begin_capture(_CAPTURE_MODES.index(capture_error_mode))
+
+    def capture_end(self) -> None:
+        torch.ops.stand_in.end_capture(self._number)
+
+    def replay(self) -> None:
+        if self._number is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        torch.ops.stand_in.replay(self._number)
+
+    def reset(self) -> None:
+        number, self._number = self._number, None
+        if number is not None:
+            torch.ops.stand_in.reset(number)
+
+    def pool(self) -> Any:
+        return self._pool
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.reset()
+
+
+_pools = itertools.count(1)
+
+
+def graph_pool_handle() -> Any:
+    return (0, next(_pools))
+
+
+def is_current_stream_capturing() -> bool:
+    return bool(current_stream().is_capturing())
+
+
 def _bytes_of(storage: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
@@ -140,7 +193,6 @@ def install() -> None:
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
-        "is_current_stream_capturing": lambda: False,
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "_initialized": True,
@@ -155,12 +207,16 @@ def install() -> None:
         "empty_cache": lambda: None,
     }
     own = (Stream, ExternalStream, Event, current_device, set_device, current_stream, default_stream, set_stream)
-    for function in (*own, synchronize, device_count, get_device_properties, _sleep):
+    graphs = (CUDAGraph, graph_pool_handle, is_current_stream_capturing)
+    for function in (*own, *graphs, synchronize, device_count, get_device_properties, _sleep):
         replaced[function.__name__] = function
     for name, value in replaced.items():
         setattr(cuda, name, value)
     for kind in (Stream, Event, ExternalStream):
         setattr(cuda.streams, kind.__name__, kind)
+    for each in graphs:
+        setattr(cuda.graphs, each.__name__, each)
+    torch._C._host_emptyCache = lambda: None
     for name in ("resize_", "copy_", "clone", "to", "cpu", "cuda"):
         setattr(torch.UntypedStorage, name, getattr(_Storage, name))
     batch_norm_kernels.register()

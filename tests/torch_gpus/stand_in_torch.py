@@ -40,6 +40,7 @@ from nccl import stand_ins
 _HERE = Path(__file__).resolve().parent
 _BUILDS = _HERE.parents[1] / "build" / "stand-ins"
 _SOURCE = _HERE / "torch_device.cpp"
+_HEADERS = (_HERE / "torch_driver.hpp", _HERE / "torch_graphs.hpp")
 _LIBRARY = "libtorch_device.so"
 _FLAGS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-deprecated")
 
@@ -49,7 +50,8 @@ def build() -> Path:
     driver, torch_folder = stand_ins.build(), _torch_folder()
     torch_version = (torch_folder / "version.py").read_bytes()
     places = " ".join(map(str, (torch_folder, driver, *_FLAGS)))
-    facts = _SOURCE.read_bytes() + torch_version + places.encode()
+    sources = b"".join(path.read_bytes() for path in (_SOURCE, *_HEADERS))
+    facts = sources + torch_version + places.encode()
     folder = _BUILDS / f"torch-{hashlib.sha256(facts).hexdigest()[:16]}"
     with (_BUILDS / "torch-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # processes that test at the same time compile once

@@ -26,7 +26,6 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
-#include <array>
 #include <cstdint>
 #include <mutex>
 #include <set>
@@ -34,86 +33,15 @@
 #include <unordered_map>
 #include <vector>
 
-using Handle = void*;
-
-extern "C" {  // of the stand-in for libcuda.so.1
-int cuInit(unsigned flags);
-int cuDeviceGetCount(int* count);
-int cuDevicePrimaryCtxRetain(Handle* context, int device);
-int cuCtxSetCurrent(Handle context);
-int cuCtxGetDevice(int* device);
-int cuCtxSynchronize();
-int cuStreamCreateWithPriority(Handle* stream, unsigned flags, int priority);
-int cuStreamSynchronize(Handle stream);
-int cuStreamQuery(Handle stream);
-int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags);
-int cuStreamIsCapturing(Handle stream, int* status);
-int cuEventCreate(Handle* event, unsigned flags);
-int cuEventDestroy(Handle event);
-int cuEventRecord(Handle event, Handle stream);
-int cuEventQuery(Handle event);
-int cuEventSynchronize(Handle event);
-int cuEventElapsedTime(float* milliseconds, Handle begin, Handle end);
-int cuMemAlloc(uintptr_t* address, size_t bytes);
-int cuMemFreeAsync(uintptr_t address, Handle stream);
-int cuMemAllocHost(uintptr_t* address, size_t bytes);
-int cuMemFreeHost(uintptr_t address);
-int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, Handle stream);
-int cuPointerGetAttribute(void* value, int attribute, uintptr_t address);
-}
+#include "torch_driver.hpp"
+#include "torch_graphs.hpp"
 
 namespace {
 
-constexpr int kSuccess = 0, kNotReady = 600;
+using namespace stand_in_torch;
+
 constexpr unsigned kNonBlocking = 1;
 constexpr int kMemoryType = 2, kHostMemory = 1;  // of cuPointerGetAttribute
-constexpr int kMostDevices = 16;
-
-void check(int result, const char* what) {
-  TORCH_CHECK(result == kSuccess, "stand-in GPU: ", what, " gives ", result);
-}
-#define CHECKED(call) check(call, #call)
-
-c10::DeviceIndex device_count() noexcept {
-  int count = 0;
-  return cuInit(0) == kSuccess && cuDeviceGetCount(&count) == kSuccess ? static_cast<c10::DeviceIndex>(count) : 0;
-}
-
-thread_local c10::DeviceIndex current_device = 0;
-thread_local bool has_context = false;
-thread_local std::array<int64_t, kMostDevices> current_streams{};
-
-void make_current(c10::DeviceIndex device) {
-  static std::array<Handle, kMostDevices> contexts{};
-  static std::mutex mutex;
-  Handle context = nullptr;
-  {
-    const std::lock_guard lock(mutex);
-    CHECKED(cuInit(0));
-    TORCH_CHECK(device >= 0 && device < device_count(), "CUDA error: invalid device ordinal ", int{device});
-    if (contexts[device] == nullptr) CHECKED(cuDevicePrimaryCtxRetain(&contexts[device], device));
-    context = contexts[device];
-  }
-  CHECKED(cuCtxSetCurrent(context));
-  current_device = device;
-  has_context = true;
-}
-
-Handle handle_of(int64_t stream) { return reinterpret_cast<Handle>(stream); }
-
-// For the body: a device's context in this thread.
-class On {
- public:
-  explicit On(c10::DeviceIndex device) : before_(current_device) { make_current(device); }
-  On(const On&) = delete;
-  On& operator=(const On&) = delete;
-  ~On() { make_current(before_); }
-
- private:
-  c10::DeviceIndex before_;
-};
-
-Handle current_stream() { return handle_of(current_streams[current_device]); }
 
 c10::Stream stream_of(c10::DeviceIndex device, int64_t id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), id);
@@ -124,7 +52,8 @@ c10::Stream stream_of(c10::DeviceIndex device, int64_t id) {
 struct Block {
   c10::DeviceIndex device;
   int64_t stream;
-  std::set<int64_t> used_on;  // other streams, of record_stream
+  std::set<int64_t> used_on;   // other streams, of record_stream
+  std::shared_ptr<Pool> pool;  // of the graph in whose capture it was allocated
 };
 std::mutex blocks_mutex;
 std::unordered_map<uintptr_t, Block>& blocks() {
@@ -140,6 +69,15 @@ void let_wait(Handle stream, Handle before) {
   CHECKED(cuEventDestroy(event));
 }
 
+void free_block(void* data);
+void free_later(void* data, const Block& block) {
+  {
+    const std::lock_guard lock(blocks_mutex);
+    blocks()[reinterpret_cast<uintptr_t>(data)] = block;
+  }
+  free_block(data);
+}
+
 void free_block(void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   Block block;
@@ -149,7 +87,21 @@ void free_block(void* data) {
     block = found->second;
     blocks().erase(found);
   }
+  if (block.pool != nullptr) {
+    const std::lock_guard lock(block.pool->mutex);
+    block.pool->dropped.push_back(address);
+    return;
+  }
   const On on(block.device);
+  std::set<int64_t> streams = block.used_on;
+  streams.insert(block.stream);
+  for (const int64_t stream : streams) {
+    const auto capture = capture_of(handle_of(stream));
+    if (capture == nullptr) continue;
+    const std::lock_guard lock(capture->pool->mutex);
+    capture->afterwards.push_back([data, block] { return free_later(data, block); });
+    return;
+  }
   for (const int64_t other : block.used_on) let_wait(handle_of(block.stream), handle_of(other));
   cuMemFreeAsync(address, handle_of(block.stream));
 }
@@ -160,9 +112,18 @@ struct DeviceAllocator final : c10::Allocator {
     if (bytes == 0) return {nullptr, nullptr, &free_block, device};
     make_current(current_device);
     uintptr_t address = 0;
-    CHECKED(cuMemAlloc(&address, bytes));
+    {
+      const BesideCaptures beside;
+      CHECKED(cuMemAlloc(&address, bytes));
+    }
+    const auto capture = capture_of(current_stream());
+    const auto pool = capture == nullptr ? nullptr : capture->pool;
+    if (pool != nullptr) {
+      const std::lock_guard lock(pool->mutex);
+      pool->memory.insert(address);
+    }
     const std::lock_guard lock(blocks_mutex);
-    blocks()[address] = {current_device, current_streams[current_device], {}};
+    blocks()[address] = {current_device, current_streams[current_device], {}, pool};
     return {reinterpret_cast<void*>(address), reinterpret_cast<void*>(address), &free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
@@ -172,9 +133,13 @@ struct DeviceAllocator final : c10::Allocator {
 };
 
 struct PinnedAllocator final : c10::Allocator {
-  static void free(void* data) { cuMemFreeHost(reinterpret_cast<uintptr_t>(data)); }
+  static void free(void* data) {
+    const BesideCaptures beside;
+    cuMemFreeHost(reinterpret_cast<uintptr_t>(data));
+  }
   c10::DataPtr allocate(size_t bytes) override {
     make_current(current_device);
+    const BesideCaptures beside;
     uintptr_t address = 0;
     if (bytes != 0) CHECKED(cuMemAllocHost(&address, bytes));
     auto* const data = reinterpret_cast<void*>(address);
@@ -255,7 +220,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override {
     make_current(current_device);
-    return event == nullptr || cuEventQuery(event) != kNotReady;
+    if (event == nullptr) return true;
+    const int result = cuEventQuery(event);
+    if (result >= kCaptureUnsupported) check(result, "cuEventQuery");
+    return result != kNotReady;
   }
   void synchronizeEvent(void* event) const override {
     make_current(current_device);
@@ -284,11 +252,11 @@ struct StandInHooks : at::CUDAHooksInterface {
   void init() const override {}
   bool hasPrimaryContext(c10::DeviceIndex) const override { return has_context; }
   c10::DeviceIndex deviceCount() const override { return device_count(); }
-  c10::DeviceIndex current_device() const override { return ::current_device; }
-  c10::DeviceIndex getCurrentDevice() const override { return ::current_device; }
+  c10::DeviceIndex current_device() const override { return stand_in_torch::current_device; }
+  c10::DeviceIndex getCurrentDevice() const override { return stand_in_torch::current_device; }
   void setCurrentDevice(c10::DeviceIndex device) const override { make_current(device); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
-    const c10::DeviceIndex before = ::current_device;
+    const c10::DeviceIndex before = stand_in_torch::current_device;
     if (device >= 0) make_current(device);
     return before;
   }
@@ -300,7 +268,7 @@ struct StandInHooks : at::CUDAHooksInterface {
     return cuPointerGetAttribute(&type, kMemoryType, reinterpret_cast<uintptr_t>(data)) == kSuccess &&
            type == kHostMemory;
   }
-  c10::Device getDeviceFromPtr(void*) const override { return {c10::kCUDA, ::current_device}; }
+  c10::Device getDeviceFromPtr(void*) const override { return {c10::kCUDA, stand_in_torch::current_device}; }
 };
 
 // --- operations ---
@@ -363,8 +331,12 @@ at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   const at::Device device = to.is_cuda() ? to.device() : from.device();
   const c10::DeviceGuard guard(device);
   const Handle stream = current_stream();
+  const bool is_on_gpus = to.is_cuda() && source.is_cuda();
+  if (const auto capture = capture_of(stream); capture != nullptr && is_on_gpus && to.device() == source.device()) {
+    capture_copy(to, source, *capture, stream);
+    return to;
+  }
   if (is_one_block(to, source)) {
-    const bool is_on_gpus = to.is_cuda() && source.is_cuda();
     const bool is_on_two = is_on_gpus && source.device() != to.device();
     if (is_on_two) CHECKED(cuStreamSynchronize(handle_of(current_streams[source.device().index()])));
     queue_copy(to, source, stream);
@@ -451,7 +423,7 @@ at::Tensor pin_memory(const at::Tensor& self, std::optional<at::Device>) {
 void record_stream(at::Tensor& self, c10::Stream stream) { Guard().recordDataPtrOnStream(self.storage().data_ptr(), stream); }
 
 // Its schema does not say that it writes the running statistics, so it cannot be left to the host as it is.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& mean, const std::optional<at::Tensor>& variance, bool is_training, double momentum,
     double epsilon) {
@@ -468,6 +440,29 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
   return {output.to(device), saved_mean.to(device), saved_deviation.to(device)};
 }
 
+// The device of an operation's first tensor on a GPU, or the one that it is given; else the current one.
+c10::Device device_of_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for (const c10::IValue& argument : torch::jit::last(stack, op.schema().arguments().size())) {
+    if (argument.isDevice()) return argument.toDevice();
+    for (const at::Tensor& tensor : tensors_of(argument))
+      if (tensor.defined() && tensor.is_cuda()) return tensor.device();
+  }
+  return {c10::kCUDA, current_device};
+}
+
+void run_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::DeviceGuard guard(device_of_call(op, *stack));
+  if (const auto found = capture_of(current_stream()); found != nullptr)
+    return capture(op, stack, *found, current_stream(), {3, 4});  // the running statistics
+  const std::vector<c10::IValue> given = torch::jit::last(*stack, 8).vec();
+  torch::jit::drop(*stack, given.size());
+  const auto tensor = [&](size_t index) { return given[index].toOptional<at::Tensor>(); };
+  auto [output, saved_mean, saved_deviation] =
+      batch_norm(given[0].toTensor(), tensor(1), tensor(2), tensor(3), tensor(4), given[5].toBool(),
+                        given[6].toDouble(), given[7].toDouble());
+  torch::jit::push(*stack, std::move(output), std::move(saved_mean), std::move(saved_deviation));
+}
+
 void set_bytes(const at::Tensor& tensor, int64_t bytes) {
   const c10::DeviceGuard guard(tensor.device());
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
@@ -479,7 +474,13 @@ void set_bytes(const at::Tensor& tensor, int64_t bytes) {
 }
 
 // Of all other operations.
-void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (capture_count == 0) return at::native::cpu_fallback(op, stack);
+  const c10::DeviceGuard guard(device_of_call(op, *stack));
+  if (const auto found = capture_of(current_stream()); found != nullptr)
+    return capture(op, stack, *found, current_stream());
+  at::native::cpu_fallback(op, stack);
+}
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>()); }
 
@@ -504,11 +505,17 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("is_pinned", &is_pinned);
   library.impl("_pin_memory", &pin_memory);
   library.impl("record_stream", &record_stream);
-  library.impl("native_batch_norm", &native_batch_norm);
+  library.impl("native_batch_norm", torch::CppFunction::makeFromBoxedFunction<&run_batch_norm>());
 }
 
 // Sets the size in bytes of a tensor's storage: that of torch's storages themselves is only in builds with CUDA.
-TORCH_LIBRARY(stand_in, library) { library.def("set_bytes(Tensor self, int bytes) -> ()", &set_bytes); }
+TORCH_LIBRARY(stand_in, library) {
+  library.def("set_bytes(Tensor self, int bytes) -> ()", &set_bytes);
+  library.def("begin_capture(int mode) -> int", &begin_capture);
+  library.def("end_capture(int graph) -> ()", &end_capture);
+  library.def("replay(int graph) -> ()", &replay);
+  library.def("reset(int graph) -> ()", &reset);
+}
 
 at::Tensor copy_from_sparse(const at::Tensor& from, const at::Tensor& to) {
   at::Tensor target = to;
@@ -518,6 +525,7 @@ at::Tensor copy_from_sparse(const at::Tensor& from, const at::Tensor& to) {
 
 // Sparse tensors are made of others; all that computes with them runs on the host, too.
 void run_sparse_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (capture_of(current_stream()) != nullptr) CHECKED(cuStreamSynchronize(current_stream()));  // torch counts the rows
   at::native::cpu_fallback(op, stack, false, c10::DispatchKey::SparseCPU);
 }
 
