@@ -61,7 +61,7 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
     text += " on a GPU";
   else if (external)
     text += " by another backend";
-  if (captured) text += ", captured in a CUDA graph,";
+  if (captured) text += " (captured in a CUDA graph)";
   if (root >= 0) text += (comes ? " from " : " to ") + rank_name(root, global_ranks);
   return text;
 }

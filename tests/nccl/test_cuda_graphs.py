@@ -251,7 +251,7 @@ def capture_on_one_rank_only(rank: int, size: int) -> SimpleNamespace:
 def test_a_rank_that_does_not_capture_what_the_others_capture_is_named_before_anything_runs() -> None:
     for seen in run(capture_on_one_rank_only, 3, environment=GPUS):
         assert seen.kind == "CollectiveMismatch"
-        assert "all_reduce(SUM) of 4 float32, captured in a CUDA graph" in seen.text
+        assert "all_reduce(SUM) of 4 float32 (captured in a CUDA graph)" in seen.text
         assert "all_reduce(SUM) of 4 float32 " in seen.text.replace(" at ", " ")
 
 

@@ -1,7 +1,7 @@
 // CUDA graphs of torch's device on stand-in GPUs: torch.cuda.CUDAGraph, and operations that are captured.
 //
 // At its capture an operation runs once on the host, for the shapes of its results, and changes nothing that is outside
-// of the graph. Each launch runs it on the same memory, when its stream gets there:
+// of the graph; where it fails on values that are not there yet, on torch's device "meta". Each launch runs it on the same memory, when its stream gets there:
 //
 //      mul(a, b) in a capture ──> memory for the result | node: a thread of the stream runs the CPU kernel on a, b
 //
@@ -176,13 +176,23 @@ inline void capture(const c10::OperatorHandle& op, torch::jit::Stack* stack, Cap
 
   torch::jit::Stack now;
   std::vector<std::vector<at::Tensor>> tried(given.size());
-  for (size_t index = 0; index < given.size(); ++index) {
-    now.push_back(to_host(given[index], [&](const at::Tensor& each) {
-      return is_written(index) ? over(each, unused).clone() : over(each, unused);
-    }));
-    if (is_written(index)) tried[index] = tensors_of(now.back());
+  const auto try_on = [&](c10::DispatchKey key, auto change) {
+    now.clear();
+    for (size_t index = 0; index < given.size(); ++index) {
+      now.push_back(to_host(given[index], [&](const at::Tensor& each) { return change(each, is_written(index)); }));
+      if (is_written(index)) tried[index] = tensors_of(now.back());
+    }
+    op.redispatchBoxed(c10::DispatchKeySet(key), &now);
+  };
+  try {
+    try_on(c10::DispatchKey::CPU, [&](const at::Tensor& each, bool is_written) {
+      return is_written ? over(each, unused).clone() : over(each, unused);
+    });
+  } catch (const c10::Error&) {  // of a value that no kernel has computed yet, such as an index
+    try_on(c10::DispatchKey::Meta, [](const at::Tensor& each, bool) {
+      return at::empty_strided(each.sizes(), each.strides(), each.options().device(at::kMeta));
+    });
   }
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &now);
 
   for (size_t index = 0; index < given.size(); ++index) {
     const auto tensors = tensors_of(given[index]);
@@ -190,7 +200,8 @@ inline void capture(const c10::OperatorHandle& op, torch::jit::Stack* stack, Cap
       const at::Tensor& tensor = tensors[place];
       if (!tensor.defined() || !tensor.is_cuda()) continue;
       if (tensor.sizes() != tried[index][place].sizes()) tensor.resize_(tried[index][place].sizes());
-      if (is_of(*capture.pool, tensor)) over(tensor, unused).copy_(tried[index][place]);
+      if (tried[index][place].is_meta() || !is_of(*capture.pool, tensor)) continue;
+      over(tensor, unused).copy_(tried[index][place]);
     }
   }
   Used used;
@@ -214,7 +225,7 @@ inline void capture(const c10::OperatorHandle& op, torch::jit::Stack* stack, Cap
       if (!each.defined()) return each;
       const at::Tensor result = at::empty_strided(each.sizes(), each.strides(), each.options().device(device));
       made.push_back(over(result, used));
-      made.back().copy_(each);
+      if (!each.is_meta()) made.back().copy_(each);
       return result;
     }));
   }

@@ -132,7 +132,11 @@ def _share_mean(state: BlockQuantizedState, group: ProcessGroup, parameters: Any
             mean += lost.view_as(mean) / size
     codes, scales = quantize(mean)
     if state.use_error_feedback:
-        state._shard_errors[tuple(parameters)] = begin, _lost(mean, codes, scales).view(-1).mul_(size)
+        error = _lost(mean, codes, scales).view(-1).mul_(size)
+        if lost is None:
+            state._shard_errors[tuple(parameters)] = begin, error
+        else:
+            lost.copy_(error)  # where a captured step reads it
     whole = torch.empty_like(received)
     group.all_gather_single(whole, _packed(codes.unsqueeze(0), scales.unsqueeze(0)))
     return buffer.copy_(dequantize(*_unpacked(whole, state.block_size), dtype).view(-1)[: buffer.numel()])

@@ -115,6 +115,14 @@ class PowerSGDState(HookState):
             return factor / largest
         return torch.where(is_usable, factor / largest, self._draw(shape, dtype))
 
+    def _keep_factor(self, parameter: Any, factor: Any) -> None:
+        """Keep Q for the next step, in the memory of the last one: that is where a captured step reads it."""
+        kept = self._factors.get(parameter)
+        if kept is None or kept.shape != factor.shape:
+            self._factors[parameter] = factor.clone()
+        else:
+            kept.copy_(factor)
+
     def _spare(self, parameter: Any, shape: tuple[int, int], dtype: Any) -> Any:
         """Return random columns on a GPU, the same in each step."""
         spare = self._spares.get(parameter)
@@ -224,7 +232,7 @@ class _Exchange:
             for column in range(1, matrix.columns):
                 matrix.mean.add_(left[:, column : column + 1] * right[:, column])
             if self._state.warm_start:
-                self._state._factors[matrix.parameter] = right.clone()
+                self._state._keep_factor(matrix.parameter, right)
 
     def _divide(self, parameters: list[Any]) -> None:
         counts = [parameter.numel() for parameter in parameters]

@@ -99,6 +99,11 @@ class BucketAssignment:
         """Whether the order of arrival is known."""
         return self._arrived is None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the buckets have the order of arrival, and stay."""
+        return self._arrived is None and self._new_order is None
+
     def change_group(self, group: ProcessGroup) -> None:
         """Take the order of another group's rank 0, and memory of that group, from now on."""
         self._group = group

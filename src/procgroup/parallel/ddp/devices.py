@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from procgroup.parallel.ddp.captured_steps import require_on_gpu
 from procgroup.parallel.pytorch import torch
 
 
@@ -83,6 +84,7 @@ def _index_of(given: Any, name: str) -> int:
 def _moved(value: Any, device: Any) -> Any:
     """Return a value with its tensors on a device: those in tuples, lists, mappings and dataclasses, too."""
     if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
+        require_on_gpu(value)
         return value.to(device)  # in order with the current stream of the device
     if isinstance(value, (tuple, list)):
         entries = [_moved(entry, device) for entry in value]

@@ -43,6 +43,7 @@ from procgroup.parallel.ddp.averaged_gradients import AveragedGradients
 from procgroup.parallel.ddp.backward_streams import BackwardStreams
 from procgroup.parallel.ddp.bucket_assignment import BucketAssignment
 from procgroup.parallel.ddp.buckets import Bucket
+from procgroup.parallel.ddp.captured_steps import advising_hooks, is_capturing, refuse_remainder, require_capturable
 from procgroup.parallel.ddp.device_groups import DeviceGroups
 from procgroup.parallel.ddp.exchanges import RANK_WAS_LOST, Exchanges
 from procgroup.parallel.ddp.mixed_precision import NarrowCopies
@@ -148,6 +149,7 @@ class Reducer:
         if self._is_on_gpus:
             self._end.await_dropped()
         if not self._end.is_registered():
+            self._require_capturable()
             self._recover()
             self._rebuild()
 
@@ -162,6 +164,7 @@ class Reducer:
 
     def _begin(self, is_round: bool, copies: NarrowCopies | None) -> None:
         self._streams.clear()
+        self._require_capturable()
         self._recover()
         self._rebuild()
         is_frozen = not any(slot.parameter.requires_grad for slot in self._slots)
@@ -172,6 +175,14 @@ class Reducer:
         if copies is not None:
             copies.install()
             self._end.add_cleanup(copies.remove)
+
+    def _require_capturable(self) -> None:
+        if self._is_on_gpus and is_capturing():
+            require_capturable(
+                is_settled=self._assignment.is_settled,
+                has_sparse=any(slot.is_sparse for slot in self._slots),
+                outlives_ranks=self._exchanges is not None,
+            )
 
     def contribute_zeros(self) -> None:
         """Take part, with zeros, in a round of the ranks that still have inputs."""
@@ -265,7 +276,8 @@ class Reducer:
         if self._hook is not None:
             layouts = [slot.layout for slot in bucket.slots]
             is_last = bucket.index == len(self._assignment.buckets) - 1
-            bucket.pending = self._hook.begin(GradBucket(bucket.index, bucket.buffer, layouts, is_last))
+            with advising_hooks(bucket.device):
+                bucket.pending = self._hook.begin(GradBucket(bucket.index, bucket.buffer, layouts, is_last))
             return
         try:
             with bucket.annotate_errors():
@@ -292,6 +304,8 @@ class Reducer:
                     slot.parameter.grad = None
             self._flags.mark_failed()
             self._finish()
+            if self._is_on_gpus and is_capturing():
+                refuse_remainder()
 
     def _finish(self, has_backward: bool = True) -> None:
         self._announce_once()
@@ -360,7 +374,8 @@ class Reducer:
             with bucket.annotate_errors():
                 if self._hook is None:
                     bucket.pending.wait()
-                else:
+                    continue
+                with advising_hooks(bucket.device):
                     bucket.set_average(self._hook.finish(bucket.pending, bucket.buffer.numel(), bucket))
 
     def _assign_averages(self) -> None:
