@@ -14,8 +14,8 @@ A program that a test starts finds it by its environment::
     run_command([sys.executable, "program.py"], environment=stand_in_torch.environment(gpus=2))
 
 Tensors, streams, events and devices are those of torch's own registries (torch_device.cpp); of torch.cuda there is here
-what programs of several processes use. There are no graphs and no pools of memory, and random numbers are those of
-the CPU's generator.
+what programs of several processes use, and graphs (torch_graphs.hpp). There are no pools of memory that graphs share,
+and random numbers are those of the CPU's generator.
 """
 
 from __future__ import annotations

@@ -6,7 +6,10 @@ Each operation of a GPU begins late, so a wait that is missing in a graph shows 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,8 @@ from torch_gpus import stand_in_torch
 from torch_gpus.on_gpus import play
 from torch_gpus.plug_in_world import SLOW_GPUS, begin
 
-from world import run, start
+from documentation.programs import programs
+from world import run, run_command, start
 
 pytestmark = pytest.mark.torch
 
@@ -198,7 +202,8 @@ def refuse(gpu: Any, what: str) -> tuple[str, str]:
     inputs = ours.inputs
     if what == "CPU inputs":
         ours.inputs = inputs.cpu()
-    seen = error_of(lambda: ours.capture(has_optimizer=True))
+    with ours.model.join() if what == "join" else nullcontext():
+        seen = error_of(lambda: ours.capture(has_optimizer=True))
     ours.inputs = inputs
     ours.train(numbers)
     dist.barrier()
@@ -210,6 +215,7 @@ def refuse(gpu: Any, what: str) -> tuple[str, str]:
     [
         ("sparse gradients", "RuntimeError", "Make the Embedding with sparse=False"),
         ("on_lost_rank", "RuntimeError", 'Leave on_lost_rank at "raise", or train without graphs'),
+        ("join", "RuntimeError", "Capture steps outside of it"),
         ("CPU inputs", "RuntimeError", "copy each batch into them before its replay"),
         ("a hook that reads", "RuntimeError", "there a hook must not let the host wait for the GPU"),
         ("host memory", "ArgumentError", "calls that go through host memory cannot be captured"),
@@ -395,3 +401,17 @@ def test_torch_s_class_fails_in_the_capture_on_all_ranks(what: str, text: str) -
     environment = {**SLOW_GPUS, "PROCGROUP_REPLACE_NCCL": "1"}
     for seen in run(refuse_stock, 2, args=(what,), torch="gpus", environment=environment):
         assert text in seen[1], seen
+
+
+# --- The programs of the documentation ---
+
+
+@pytest.mark.parametrize("name", ["train_graph.py", "graph.py"])
+def test_programs_of_the_documentation_run(name: str, tmp_path: Path) -> None:
+    (text,) = (block.text for block in programs() if block.text.startswith(f"# {name}\n"))
+    (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "procgroup.launch", "--nproc-per-node", "2", str(tmp_path / name)]
+    done = run_command(command, environment=stand_in_torch.environment(gpus=2))
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = "the same parameters: True" if name == "train_graph.py" else str([2.0**11] * 4)
+    assert done.stdout.count(expected) == 2, done.stdout

@@ -11,6 +11,8 @@
 // on a GPU. Memory is freed in the order of the stream on which it was allocated, as the caching allocator reuses it; an
 // operation of another stream that comes later is a fault ("illegal address").
 //
+// Operations on a stream that is in a capture are those of torch_graphs.hpp.
+//
 // torch finds this by its registries: of guards, hooks, allocators and kernels of the dispatch key CUDA.
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>

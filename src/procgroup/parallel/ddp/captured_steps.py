@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from procgroup.parallel.pytorch import torch
 
@@ -37,10 +37,20 @@ def require_capturable(*, is_settled: bool, has_sparse: bool, outlives_ranks: bo
         )
     else:
         return
+    _refuse(reason)
+
+
+def require_no_join() -> None:
+    """Raise RuntimeError in a capture: a forward within a Join is not captured."""
+    if is_capturing():
+        _refuse("inside of join(), where the ranks announce each step on the host. Capture steps outside of it")
+
+
+def _refuse(reason: str) -> NoReturn:
     raise RuntimeError(f"DistributedDataParallel: a step cannot be captured in a CUDA graph {reason}.")
 
 
-def refuse_remainder() -> None:
+def refuse_remainder() -> NoReturn:
     """Raise RuntimeError: the graph has calls that ended, with the other ranks, a backward that had failed."""
     raise RuntimeError(
         "DistributedDataParallel: the backward before has failed on this rank, and this forward has ended it with the "

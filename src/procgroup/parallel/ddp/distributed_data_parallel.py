@@ -27,6 +27,7 @@ from procgroup.parallel.ddp.arguments import (
 from procgroup.parallel.ddp.autograd_hooks import find_tensors
 from procgroup.parallel.ddp.averaged_gradients import sparse_parameters
 from procgroup.parallel.ddp.backward_optimizers import BackwardOptimizers
+from procgroup.parallel.ddp.captured_steps import require_no_join
 from procgroup.parallel.ddp.device_groups import DeviceGroups, make_groups, needs_further_groups
 from procgroup.parallel.ddp.devices import choose_devices
 from procgroup.parallel.ddp.lost_ranks import RAISE, LostRanks, require_choice
@@ -333,9 +334,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
 
     def _announce_forward(self, copies_buffers: bool, is_recording: bool) -> int:
         """Announce a forward within a Join; return the rank whose buffers are copied."""
+        is_in_torch_s = self._join_config is not None and self._join_config.enable
+        if self._devices.on_gpus and (self._join is not None or is_in_torch_s):
+            require_no_join()
         if self._join is not None:
             return self._join_hook.announce_forward(copies_buffers)
-        if self._join_config is not None and self._join_config.enable:
+        if is_in_torch_s:
             is_round = is_recording and self.require_backward_grad_sync
             return self._join_hook.announce_iteration(self, copies_buffers, is_round)
         return 0
