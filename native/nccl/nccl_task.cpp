@@ -196,11 +196,12 @@ void NcclTask::queue() {
   if (has_words) done_ = gpu_.take_word();
   if (has_words && is_captured_) gpu_.write(stream_, done_, kBegun);
   if (has_bytes(call_.inputs) || has_bytes(call_.outputs)) make(*communicator_);
+  if (has_words && is_captured_) gpu_.write(stream_, done_, kDone);  // before the event that joins it to the capture
   if (!stays_ || streams_.size() > 1 || !has_words || is_captured_) ended_.store(gpu_.record(stream_));
   if (stays_ && (gate_ != 0 || is_captured_))  // in the caller's thread, which does not wait for the call
     for (const CudaStream stream : streams_)
       if (stream != stream_) gpu_.let_wait(stream, ended_.load());
-  if (has_words) gpu_.write(stream_, done_, kDone);
+  if (has_words && !is_captured_) gpu_.write(stream_, done_, kDone);
   is_queued_.store(true, std::memory_order_release);
   if (is_message(call_.op)) backend_->finish_turn(ranks());
   if (is_later_) backend_->remove_ungated();

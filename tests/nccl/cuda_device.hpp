@@ -19,7 +19,8 @@
 // CUDA allows it, and who then asks for the end of the earlier work gets that of the later work.
 //
 // A *capture* takes what is queued on a stream, and on those that wait for its events, for a *graph* instead of running
-// it. A launch of the graph queues all of that on one stream, in the order in which it was captured.
+// it: each of these streams is a *branch*. A launch queues the first branch on its stream, and each other one on a stream
+// of the graph's own, so that branches wait for each other where they did in the capture, and nowhere else.
 //
 // One mutex guards everything, and one condition variable announces every completion: simple, and fast enough for
 // tests. Nothing is freed at exit, because threads still run then.
@@ -28,6 +29,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -133,11 +135,32 @@ struct Channel {
   bool is_closing = false;
 };
 
+struct Position {
+  std::shared_ptr<Stream> stream;
+  uint64_t count = 0;
+
+  bool is_reached() const;
+};
+
 // The work of a graph: each launch makes what it queues, because NCCL numbers its work when it is launched.
 struct Graph {
   using Make = std::function<std::function<void()>()>;
-  std::vector<Make> work{};
-  std::vector<std::shared_ptr<void>> kept{};  // until the graph and what was made of it are destroyed
+  // Work of a branch; without `make`, its wait for the first `count` steps of another one.
+  struct Step {
+    size_t branch;
+    Make make;
+    size_t other = 0, count = 0;
+  };
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph();
+
+  std::vector<Step> steps{};
+  std::vector<int> devices{};                       // by branch
+  std::vector<std::shared_ptr<Stream>> streams{};   // of the branches but the first, made by the first launch
+  Position last{};                                  // of the last launch
+  std::vector<std::shared_ptr<void>> kept{};        // until the graph and what was made of it are destroyed
 };
 
 enum CaptureMode : int { kGlobal, kThreadLocal, kRelaxed };
@@ -148,6 +171,15 @@ struct Capture {
   CaptureMode mode;
   std::shared_ptr<Graph> graph = std::make_shared<Graph>();
   bool is_invalid = false;
+  std::vector<const Stream*> branches{};
+  std::vector<size_t> counts{};  // of the steps of each branch
+
+  size_t branch_of(const Stream& stream);
+  void add(const Stream& stream, Graph::Step step) {
+    step.branch = branch_of(stream);
+    ++counts[step.branch];
+    graph->steps.push_back(std::move(step));
+  }
 };
 
 struct Stream {
@@ -163,12 +195,16 @@ struct Stream {
   bool is_joined = true;  // nothing of the capture was queued here since a stream of it waited for an event here
 };
 
-struct Position {
-  std::shared_ptr<Stream> stream;
-  uint64_t count = 0;
+inline bool Position::is_reached() const { return stream == nullptr || stream->completed >= count; }
 
-  bool is_reached() const { return stream == nullptr || stream->completed >= count; }
-};
+inline size_t Capture::branch_of(const Stream& stream) {
+  const auto found = std::find(branches.begin(), branches.end(), &stream);
+  if (found != branches.end()) return found - branches.begin();
+  branches.push_back(&stream);
+  counts.push_back(0);
+  graph->devices.push_back(stream.device);
+  return branches.size() - 1;
+}
 
 // Guarded by the mutex of the devices, as streams are.
 struct Event {
@@ -176,6 +212,7 @@ struct Event {
   std::chrono::steady_clock::time_point time{};
   std::weak_ptr<Capture> capture{};      // where it was recorded, in place of a position
   std::shared_ptr<Stream> captured_on{};  // then
+  size_t captured_steps = 0;              // of the branch
 };
 
 class Devices {
@@ -273,6 +310,7 @@ class Devices {
     if (stream->capture != nullptr) return kInvalidValue;
     stream->capture = std::make_shared<Capture>(++captures_begun_, std::this_thread::get_id(), mode);
     stream->began_capture = true;
+    stream->capture->branch_of(*stream);
     captures_.push_back(stream->capture);
     return kSuccess;
   }
@@ -320,8 +358,25 @@ class Devices {
     return disturbs;
   }
 
-  void launch(const Graph& graph, const std::shared_ptr<Stream>& stream) {
-    for (const auto& make : graph.work) enqueue(stream, make());
+  // A graph that is launched again runs after itself.
+  void launch(Graph& graph, const std::shared_ptr<Stream>& stream) {
+    if (capture_of(*stream) != nullptr) {
+      for (const auto& step : graph.steps)
+        if (step.make) enqueue(stream, step.make());
+      return;
+    }
+    for (size_t branch = graph.streams.size() + 1; branch < graph.devices.size(); ++branch)
+      graph.streams.push_back(create_stream(graph.devices[branch], false, stream->priority));
+    const auto wait_for = [this](const Position& position) { return [this, position] { wait(position); }; };
+    std::vector<std::vector<Position>> ends(graph.devices.size());  // of the steps, by branch
+    ends[0].push_back(enqueue(stream, wait_for(graph.last)));
+    for (const auto& step : graph.steps) {
+      const auto& target = step.branch == 0 ? stream : graph.streams[step.branch - 1];
+      // The first branch has one step more, and every other one begins with a wait.
+      const auto end = [&] { return ends[step.other][step.other == 0 ? step.count : step.count - 1]; };
+      ends[step.branch].push_back(enqueue(target, step.make ? step.make() : wait_for(end())));
+    }
+    graph.last = ends[0].back();
   }
 
   // Let a stream wait for an event; into the capture where the event was recorded in one.
@@ -334,7 +389,11 @@ class Devices {
       if (stream->is_legacy) return capture->is_invalid = true, kCaptureImplicit;
       if (stream->capture == nullptr) stream->is_joined = false;
       stream->capture = capture;
-      if (stream != event.captured_on) event.captured_on->is_joined = true;
+      if (stream == event.captured_on) return kSuccess;
+      const size_t other = capture->branch_of(*event.captured_on);
+      capture->add(*stream, {.branch = 0, .make = nullptr, .other = other, .count = event.captured_steps});
+      stream->is_joined = false;
+      if (event.captured_steps == capture->counts[other]) event.captured_on->is_joined = true;
       return kSuccess;
     }
     if (stream->capture != nullptr) {
@@ -350,7 +409,10 @@ class Devices {
     std::lock_guard lock(mutex_);
     event->captured_on = stream->capture == nullptr ? nullptr : stream;
     event->capture = stream->capture;
-    if (event->captured_on != nullptr) return true;
+    if (stream->capture != nullptr) {
+      event->captured_steps = stream->capture->counts[stream->capture->branch_of(*stream)];
+      return true;
+    }
     if (Settings::get().has_strict_events && !event->position.is_reached()) {
       std::fputs("stand-in CUDA: cuEventRecord on an event whose last recording is not reached yet\n", stderr);
       has_fault = true;
@@ -415,7 +477,7 @@ class Devices {
   // The functions below need the mutex.
 
   static void capture(Stream& stream, Graph::Make make) {
-    stream.capture->graph->work.push_back(std::move(make));
+    stream.capture->add(stream, {.branch = 0, .make = std::move(make)});
     stream.is_joined = false;
   }
 
@@ -517,5 +579,9 @@ class Devices {
   // The shared channels of a device and priority, and how many streams they have got.
   std::map<std::pair<int, int>, std::pair<std::vector<std::shared_ptr<Channel>>, size_t>> channels_;
 };
+
+inline Graph::~Graph() {
+  for (const auto& stream : streams) Devices::get().destroy_stream(stream);
+}
 
 }  // namespace stand_in

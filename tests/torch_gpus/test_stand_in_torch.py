@@ -274,3 +274,29 @@ def join_the_legacy_stream(rank: int, size: int) -> None:
 
 def test_the_default_stream_takes_no_part_in_a_capture() -> None:
     run(join_the_legacy_stream, 1, torch="gpus", environment=SLOW)
+
+
+def forget_a_wait(rank: int, size: int, waits: bool) -> float:
+    stand_in_torch.start()
+    import torch
+
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    given, moved = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    with torch.cuda.graph(graph):
+        begin = torch.cuda.Event()
+        begin.record()
+        for _ in range(6):
+            given += 1
+        with torch.cuda.stream(side):
+            side.wait_event(begin)
+            if waits:
+                side.wait_stream(torch.cuda.graph.default_capture_stream)
+            moved.copy_(given)
+        torch.cuda.current_stream().wait_stream(side)
+    graph.replay()
+    return float(moved[0].item())
+
+
+def test_streams_of_a_graph_run_beside_each_other() -> None:
+    assert run(forget_a_wait, 1, args=(True,), torch="gpus", environment=SLOW) == [6]
+    assert run(forget_a_wait, 1, args=(False,), torch="gpus", environment=SLOW) != [6]
