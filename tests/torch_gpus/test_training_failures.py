@@ -94,5 +94,5 @@ def test_the_others_name_the_rank_that_is_the_cause(library: str, how: str) -> N
         assert set(kinds) <= {"CollectiveTimeout", "PeerFailed", "GroupBroken"} and "CollectiveTimeout" in kinds, texts
         assert any(f"rank {CULPRIT} is stopped" in text for text in texts), texts
     else:
-        assert set(kinds) == {"PeerLost"}, texts
+        assert set(kinds) <= {"PeerLost", "GroupBroken"}, texts  # the latter where a future had the former
         assert all(f"lost rank {CULPRIT}" in text for text in texts), texts
