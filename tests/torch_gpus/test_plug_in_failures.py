@@ -160,7 +160,13 @@ def test_a_program_ends_in_silence_with_a_call_in_flight(how: str) -> None:
 
 def share_a_gpu(rank: int, size: int) -> Any:
     dist = begin(0)  # both
-    return seen(lambda: dist.all_reduce(torch.ones(1, device="cuda")))
+    found = seen(lambda: dist.all_reduce(torch.ones(1, device="cuda")))
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.set("seen by 1", "")
+    else:  # with it the store ends, by which they find out
+        store.wait(["seen by 1"])
+    return found
 
 
 def test_ranks_that_share_a_gpu_are_told_what_to_do() -> None:
