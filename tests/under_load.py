@@ -125,6 +125,7 @@ def main() -> int:
     with held_cores():
         # Processes of xdist would not know this plug-in, and run each test once.
         without = ["-p", "no:cacheprovider", "-p", "no:xdist"]
+        sys.path.insert(0, str(ROOT))  # as `python -m pytest` there: ranks find functions of the tests by it
         status = pytest.main([*given.paths, "-q", *without, *options], plugins=[rounds])
     print(*rounds.summary(), sep="\n")
     return int(status)
