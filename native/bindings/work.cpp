@@ -105,7 +105,7 @@ ArrayStreams Work::let_current_streams_wait(const Issued& issued) const {
   return used;
 }
 
-// Who takes it waits there, and not for the call: its error is one that a later call raises.
+// A caller that takes the stream does not wait for the call: a later call raises its error.
 CudaStream Work::stream() const {
   CudaStream found = nullptr;
   for (const std::shared_ptr<Issued>& issued : issued_) {

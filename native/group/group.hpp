@@ -346,7 +346,7 @@ class GroupOperation : public Operation {
   virtual int source() const { return -1; }  // completed receives: the sender's group rank
   // As call(), from any thread, also while another one gives the call its number.
   virtual Descriptor call_so_far() const { return call(); }
-  // No caller waits for it: see Request. One that has taken the stream on which it is queued need not, either.
+  // No caller waits for it: see Request. A caller that has taken the stream on which it is queued does not, either.
   void set_unawaited() { unawaited_.store(true, std::memory_order_relaxed); }
   bool is_unawaited() const { return unawaited_.load(std::memory_order_relaxed); }
   virtual bool is_replay() const { return false; }  // of a call in a CUDA graph

@@ -82,8 +82,8 @@ def let_go(group: ProcessGroup) -> Store | None:
 def leave(group: ProcessGroup, seconds: float | None = None) -> None:
     """End a group, after those that were made from it, and close its own store. Idempotent.
 
-    Issued calls have ``seconds`` to complete. Then raises the error of a call that no call has raised; while an
-    exception is handled, that is a line.
+    Issued calls have ``seconds`` to complete. Then raises the error of a call that no call has raised, or prints it
+    while another exception is handled.
     """
     reason = _reason_to_leave(group)
     if seconds is None:
