@@ -176,6 +176,7 @@ def make_no_further_call(rank: int, size: int, way: str) -> bool:
             dist.destroy_process_group()
         except dist.CollectiveMismatch as error:
             print(f"raised: {error}".replace("\n", " "))
+        assert not dist.is_initialized()
     return has_raised
 
 

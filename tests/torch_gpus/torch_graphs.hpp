@@ -1,7 +1,8 @@
 // CUDA graphs of torch's device on stand-in GPUs: torch.cuda.CUDAGraph, and operations that are captured.
 //
 // At its capture an operation runs once on the host, for the shapes of its results, and changes nothing that is outside
-// of the graph; where it fails on values that are not there yet, on torch's device "meta". Each launch runs it on the same memory, when its stream gets there:
+// of the graph; where it fails on values that are not there yet, it runs on torch's device "meta". Each launch runs it
+// on the same memory, when its stream gets there:
 //
 //      mul(a, b) in a capture ──> memory for the result | node: a thread of the stream runs the CPU kernel on a, b
 //

@@ -216,11 +216,13 @@ def destroy_process_group(group: ProcessGroup | None = None, timeout: Timeout | 
     require_outside_transfer("destroy_process_group")
     chosen = resolve(group)
     chosen.await_others()
-    exit_hooks.leave(chosen, None if timeout is None else types.seconds(timeout))
-    if chosen is slot.group:
-        slot.group = None
-        if slot is default_group.PROCESS_SLOT:
-            exit_hooks.remove_excepthook()
+    try:
+        exit_hooks.leave(chosen, None if timeout is None else types.seconds(timeout))
+    finally:
+        if chosen is slot.group and not chosen.is_usable():
+            slot.group = None
+            if slot is default_group.PROCESS_SLOT:
+                exit_hooks.remove_excepthook()
 
 
 def is_initialized() -> bool:
