@@ -193,7 +193,17 @@ nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool as
 }
 
 nb::object PythonGroup::all_gather_single(nb::handle output, nb::handle array, bool async_op, double seconds) {
-  const CallSite site = this->site("all_gather_single");
+  return all_gather_into("all_gather_single", output, array, std::nullopt, async_op, seconds);
+}
+
+nb::object PythonGroup::all_gather_integers(nb::handle output, nb::handle array, int op, bool async_op,
+                                            double seconds) {
+  return all_gather_into("all_reduce", output, array, static_cast<ReduceOp>(op), async_op, seconds);
+}
+
+nb::object PythonGroup::all_gather_into(const char* op, nb::handle output, nb::handle array,
+                                        std::optional<ReduceOp> combined_by, bool async_op, double seconds) {
+  const CallSite site = this->site(op);
   Arguments arguments(site, 2);
   const ArrayView& whole = arguments.one(output, Access::kWrite, "output_tensor");
   const ArrayView& input = arguments.one(array, Access::kRead, "input_tensor");
@@ -202,7 +212,9 @@ nb::object PythonGroup::all_gather_single(nb::handle output, nb::handle array, b
   request.input = input.data();
   request.outputs = arguments.equal_blocks(whole);
   arguments.require_disjoint({block_of(input)}, request.outputs);
-  return issue(std::move(request), {"all_gather_single", output, async_op, seconds}, arguments.issued());
+  request.descriptor.of_integers = combined_by.has_value();
+  request.descriptor.reduce_op = combined_by.value_or(ReduceOp::kSum);
+  return issue(std::move(request), {op, output, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::scatter(nb::handle array, nb::handle inputs, int root, bool async_op, double seconds) {

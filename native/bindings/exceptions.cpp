@@ -77,14 +77,16 @@ nb::object with_cause(nb::object exception, nb::handle cause) {
 
 nb::object build_exception(const Failure& failure, const Descriptor& call, const Group& group) {
   nb::dict data;
-  data["op"] = op_name(call.op);
+  data["op"] = call.name();
   data["sequence"] = call.sequence;
   data["group"] = group.name();
   data["rank"] = group.rank();
   data["size"] = group.size();
   if (!group.global_ranks().empty()) data["members"] = nb::cast(group.global_ranks());
   if (takes(call.op, group.rank(), call.root)) data["intact"] = !failure.wrote;
-  data["issued_at"] = short_line(group.source_line(call));
+  const Engine::Place place = group.place_of(call);
+  data["issued_at"] = short_line(place.line);
+  data["function"] = place.function;
   if (failure.kind == Failure::Kind::kMismatch) data["lines"] = lines_of_ranks(group, call);
   if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
   return build_exception(failure, std::move(data));

@@ -347,6 +347,8 @@ void bind_group(nb::module_& module) {
       .PROCGROUP_COLLECTIVE(all_gather, "outputs: " PROCGROUP_ARRAYS ", array: object, ", "outputs"_a.none(),
                             "array"_a.none())
       .PROCGROUP_COLLECTIVE(all_gather_single, "output: object, array: object, ", "output"_a.none(), "array"_a.none())
+      .PROCGROUP_COLLECTIVE(all_gather_integers, "output: object, array: object, op: int, ", "output"_a.none(),
+                            "array"_a.none(), "op"_a)
       .PROCGROUP_COLLECTIVE(scatter, "array: object, inputs: " PROCGROUP_ARRAYS " | None, root: int, ",
                             "array"_a.none(), "inputs"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce_scatter, "output: object, inputs: " PROCGROUP_ARRAYS ", op: object, ",

@@ -87,6 +87,8 @@ class PythonGroup {
   nb::object gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds);
   nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds);
   nb::object all_gather_single(nb::handle output, nb::handle array, bool async_op, double seconds);
+  // The same of Python's integers, which the caller then combines by `op`, a ReduceOp: all ranks give the same one.
+  nb::object all_gather_integers(nb::handle output, nb::handle array, int op, bool async_op, double seconds);
   nb::object scatter(nb::handle array, nb::handle inputs, int root, bool async_op, double seconds);
   nb::object reduce_scatter(nb::handle output, nb::handle inputs, nb::handle op, bool async_op, double seconds);
   nb::object reduce_scatter_single(nb::handle output, nb::handle array, nb::handle op, bool async_op, double seconds);
@@ -146,6 +148,8 @@ class PythonGroup {
     bool retain = false;
   };
 
+  nb::object all_gather_into(const char* op, nb::handle output, nb::handle array, std::optional<ReduceOp> combined_by,
+                             bool async_op, double seconds);
   // Run the request here, or, with `async_op`, start it and keep its arrays until it has completed.
   nb::object issue(Request&& request, const Options& options, ArrayView& view);
   nb::object issue(Request&& request, const Options& options, std::shared_ptr<Issued> issued);

@@ -28,8 +28,13 @@ uint32_t SourceLines::here() {
   InterpreterStack::Frame caller;
   if (stack_.is_usable()) {
     size_t depth = 0;
-    caller = stack_.innermost([&](const InterpreterStack::Frame& frame) { return is_library(frame, depth++); });
-    if (const Place& place = place_of(caller); place.is_of(caller)) return place.number;
+    PyObject* called = nullptr;
+    caller = stack_.innermost([&](const InterpreterStack::Frame& frame) {
+      if (!is_library(frame, depth++)) return false;
+      called = frame.code;
+      return true;
+    });
+    if (const Place& place = place_of(caller); place.is_of(caller) && place.called == called) return place.number;
   }
   return find(caller);
 }
@@ -47,11 +52,14 @@ bool SourceLines::is_library(const InterpreterStack::Frame& frame, size_t depth)
 uint32_t SourceLines::find(InterpreterStack::Frame caller) {
   stack_.compare();
   FrameObject frame = FrameObject::innermost();
+  nb::object called;
   for (int depth = 0; frame && depth < kMostFrames; ++depth, frame = frame.caller()) {
-    const nb::object code = frame.code();
-    if (is_library(code)) continue;
-    if (caller.code != code.ptr()) caller = {code.ptr(), static_cast<uintptr_t>(frame.instruction())};
-    return number_of(frame, caller);
+    nb::object code = frame.code();
+    if (!is_library(code)) {
+      if (caller.code != code.ptr()) caller = {code.ptr(), static_cast<uintptr_t>(frame.instruction())};
+      return number_of(frame, caller, called);
+    }
+    called = std::move(code);
   }
   return 0;
 }
@@ -69,14 +77,26 @@ bool SourceLines::is_library(nb::handle object) {
   return is_library;
 }
 
-uint32_t SourceLines::number_of(const FrameObject& frame, InterpreterStack::Frame caller) {
+uint32_t SourceLines::number_of(const FrameObject& frame, InterpreterStack::Frame caller, nb::handle called) {
   Place& place = place_of(caller);
-  if (place.is_of(caller)) return place.number;
+  if (place.is_of(caller) && place.called == called.ptr()) return place.number;
   const std::string line = file_of(caller.code) + ":" + std::to_string(frame.line());
-  const auto [known, is_new] = numbers_.try_emplace(line, 0);
-  if (is_new) known->second = record_.add_source_line(line);
-  if (kept_.contains(caller.code)) place = {caller, known->second};
+  const std::string function = called ? function_of(called) : "";
+  const auto [known, is_new] = numbers_.try_emplace({line, function}, 0);
+  if (is_new) known->second = record_.add_source_line(line, function);
+  const bool are_kept = kept_.contains(caller.code) && (!called || kept_.contains(called.ptr()));
+  if (are_kept) place = {caller, called.ptr(), known->second};
   return known->second;
+}
+
+// Of the functions that make calls of other names, and of which the program knows only their own.
+std::string SourceLines::function_of(nb::handle code) const {
+  const std::string file = file_of(code);
+  if (!file.starts_with(own_directory_)) return "";
+  const std::string module = file.substr(own_directory_.size());
+  const std::string name = nb::cast<std::string>(code.attr("co_name"));
+  if (module.starts_with("functional/")) return "functional." + name;
+  return module == "api/objects.py" || name == "monitored_barrier" ? name : "";
 }
 
 }  // namespace procgroup

@@ -5,8 +5,10 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "interpreter_stack.hpp"
 #include "runtime/flight_record.hpp"
@@ -34,6 +36,7 @@ class SourceLines {
   };
   struct alignas(32) Place {
     InterpreterStack::Frame frame;  // its instruction is an offset where the interpreter's stack is not usable
+    PyObject* called = nullptr;     // the code of the library's function that it calls
     uint32_t number = 0;
 
     bool is_of(const InterpreterStack::Frame& other) const {
@@ -52,7 +55,10 @@ class SourceLines {
   // The same by CPython's public functions; `caller` is the frame that is found then, as far as it is known.
   uint32_t find(InterpreterStack::Frame caller);
   bool is_library(nb::handle code);
-  uint32_t number_of(const FrameObject& frame, InterpreterStack::Frame caller);
+  // `called`: the code of the library's function that the program calls in that frame.
+  uint32_t number_of(const FrameObject& frame, InterpreterStack::Frame caller, nb::handle called);
+  // Its name as FlightRecordView::function has it.
+  std::string function_of(nb::handle code) const;
 
   FlightRecord& record_;
   const std::string own_directory_;
@@ -60,8 +66,8 @@ class SourceLines {
   alignas(64) std::array<PyObject*, 4> recent_{};  // the library's code objects of recent calls, by depth
   std::array<Place, kPlaces> places_{};
   std::array<Code, kPlaces> codes_{};
-  std::unordered_map<PyObject*, nb::object> kept_;  // all code objects above
-  std::unordered_map<std::string, uint32_t> numbers_;
+  std::unordered_map<PyObject*, nb::object> kept_;                   // all code objects above
+  std::map<std::pair<std::string, std::string>, uint32_t> numbers_;  // of lines and functions
 };
 
 }  // namespace procgroup

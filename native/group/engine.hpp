@@ -116,9 +116,15 @@ class Engine final : public Waiter, public WaitForGraph {
   // Request the state of those of these world ranks whose memory this rank cannot read. Not under that mutex.
   // `captured`: see WaitEdgeExchange.
   void query_calls(const std::vector<int>& peers, uint64_t group, uint64_t captured = 0);
-  // The source line of a rank's collective: read in shared memory, else as that rank has posted it. Empty when it is
-  // not known.
+  // The line and the function of a rank's collective, as in FlightRecordView::call_site: read in shared memory, else as
+  // that rank has posted it. Empty when it is not known.
   std::string source_line(int peer, const Descriptor& call) const;
+  // Where the program made this rank's call: the line, and the function as FlightRecordView has them.
+  struct Place {
+    std::string line;
+    std::string function;
+  };
+  Place place_of(const Descriptor& call) const;
   // Post this rank's to a rank of another host.
   void post_source_line(int peer, const Descriptor& call);
   // Wait, for at most 0.3 s, until `is_known`, while messages are received.

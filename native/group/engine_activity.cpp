@@ -101,7 +101,7 @@ std::string Engine::activity(const FlightRecordView& record, uint64_t group) con
           if (one.identity == identity) named.members = one.members;
         return named;
       },
-      [&](uint32_t number) { return record.source_line(number); },
+      [&](uint32_t number) { return record.call_site(number); },
       [&](const Descriptor& call) { return record.awaited(call); });
   for (const RecordedGroup& one : record.groups())
     for (const uint64_t number : record.replays(one.identity).calls) {
@@ -155,6 +155,12 @@ void Engine::await_answers(const std::function<bool()>& is_known) {
 std::string Engine::source_line(int peer, const Descriptor& call) const {
   const FlightRecord* record = record_of(peer);
   return record != nullptr ? find_line(record->view(), call) : waits_.source_line(peer, call.group, call.sequence);
+}
+
+Engine::Place Engine::place_of(const Descriptor& call) const {
+  const FlightRecordView record = record_->view();
+  const uint32_t source = find_source(record, call);
+  return {record.source_line(source), record.function(source)};
 }
 
 void Engine::post_source_line(int peer, const Descriptor& call) {

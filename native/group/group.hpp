@@ -155,6 +155,7 @@ class Group final : public Source {
   // "/home/me/train.py:12"; empty where it is not known. The latter waits for those of other hosts, for at most 0.3 s.
   std::string source_line(const Descriptor& call) const { return engine_.source_line(engine_.rank(), call); }
   std::vector<std::string> source_lines(const Descriptor& call) const;
+  Engine::Place place_of(const Descriptor& call) const { return engine_.place_of(call); }
 
   // Whether a failure has ended the group, or this rank has left it.
   bool is_completed() const { return completed_.load(std::memory_order_acquire); }

@@ -14,6 +14,8 @@ uint64_t mix(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 29);
 }
 
+const char* python_name(Dtype dtype) { return dtype == Dtype::kBool ? "Python bool" : "Python int"; }
+
 }  // namespace
 
 Descriptor Descriptor::copied_from(const void* written) {
@@ -26,7 +28,7 @@ uint64_t Descriptor::fingerprint() const {
   const uint64_t kinds = uint64_t{static_cast<uint8_t>(op)} | uint64_t{static_cast<uint8_t>(dtype)} << 8 |
                          uint64_t{static_cast<uint8_t>(reduce_op)} << 16 | uint64_t{ordered} << 24 |
                          uint64_t{external} << 25 | uint64_t{on_device} << 26 | uint64_t{captured} << 27 |
-                         uint64_t{static_cast<uint32_t>(root)} << 32;
+                         uint64_t{of_integers} << 28 | uint64_t{static_cast<uint32_t>(root)} << 32;
   return mix(mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count), splits);
 }
 
@@ -41,7 +43,7 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
   if (op == kMakesGroup) return op_name(op);
   const bool known = is_operation(op) && static_cast<int>(dtype) < kDtypes && static_cast<int>(reduce_op) < kReduceOps;
   if (!known) return "a call that this version does not know";
-  std::string text = op_name(op);
+  std::string text = name();
   const OperationRow& row = row_of(op);
   if (op == OpKind::kRankFirst) return text + "(" + rank_name(root, global_ranks) + ")";
   // The last digits of a hash of sizes tell apart those that come to the same.
@@ -49,9 +51,9 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
   if (op == OpKind::kEmpty || op == OpKind::kRegisterMemPool)
     return text + " of " + std::to_string(count) + " bytes on a GPU" + (splits != 0 ? sizes : "");
   if (row.input == Arrays::kNone && row.output == Arrays::kNone) return external ? text + " to open a backend" : text;
-  if (reduces(op)) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
+  if (reduces(op) || of_integers) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
   text += row.sizes == Sizes::kPerPair ? " of " : " of " + std::to_string(count) + " ";
-  text += dtype_name(dtype);
+  text += of_integers ? python_name(dtype) : dtype_name(dtype);
   if (splits != 0) {
     const char* const several = on_device ? " in several arrays or another order" : " in several arrays";
     text += (row.sizes == Sizes::kEqual ? several : " in unequal blocks") + sizes;

@@ -29,7 +29,10 @@ struct Descriptor {
   bool on_device : 1 = false;
   // The call becomes part of a graph of such work, which is launched later, and moves nothing now.
   bool captured : 1 = false;
-  uint8_t unused : 4 = 0;  // every bit has a value: descriptors are compared as bytes
+  // The elements are Python's integers, which the caller combines by `reduce_op` when it has them: an all_gather that
+  // is an all_reduce for the program.
+  bool of_integers : 1 = false;
+  uint8_t unused : 3 = 0;  // every bit has a value: descriptors are compared as bytes
   int32_t root = -1;
   // Elements of the array, or of one block; of all blocks together where they differ by rank (`splits`); zero where
   // they differ by pair, because they are compared by pair.
@@ -40,6 +43,8 @@ struct Descriptor {
   // A copy of what another rank wrote, and may be writing: every field has a value, if not one that means anything.
   static Descriptor copied_from(const void* written);
 
+  // Of the operation that the program called.
+  const char* name() const { return of_integers ? op_name(OpKind::kAllReduce) : op_name(op); }
   size_t bytes() const { return count * dtype_size(dtype); }
   // Equal on all ranks exactly when they made the same call (up to a 64-bit hash).
   uint64_t fingerprint() const;

@@ -66,13 +66,17 @@ std::string describe_seconds(int64_t nanoseconds) {
 
 std::string short_line(const std::string& line) { return line.substr(line.rfind('/') + 1); }
 
-std::string find_line(const FlightRecordView& record, const Descriptor& call) {
+uint32_t find_source(const FlightRecordView& record, const Descriptor& call) {
   uint32_t source = 0;
   for (const Record& one : record.calls()) {
     const bool is_kind = is_message(call.op) ? one.call.op == call.op : !is_message(one.call.op);
     if (is_kind && one.call.group == call.group && one.call.sequence == call.sequence) source = one.source;
   }
-  return record.source_line(source);
+  return source;
+}
+
+std::string find_line(const FlightRecordView& record, const Descriptor& call) {
+  return record.call_site(find_source(record, call));
 }
 
 std::string find_line_of_wait(const FlightRecordView& record, OpKind op) {
@@ -80,7 +84,7 @@ std::string find_line_of_wait(const FlightRecordView& record, OpKind op) {
   uint64_t group = 0;
   for (const Record& one : record.calls())
     if (one.call.op == op && one.state == CallState::kStarted) source = one.source, group = one.call.group;
-  std::string line = record.source_line(source);
+  std::string line = record.call_site(source);
   if (op != kMakesGroup || line.empty()) return line;
   for (const RecordedGroup& one : record.groups())
     if (one.identity == group) return line + " (a group of " + one.members + ")";

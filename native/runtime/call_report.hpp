@@ -20,7 +20,7 @@ struct NamedGroup {
 // A group of this rank; without a name when this rank has no such group.
 using FindGroup = std::function<NamedGroup(uint64_t identity)>;
 
-// The source line of this number, as in "train.py:12"; empty when it is not known.
+// The call site of this number, as in "train.py:12"; empty when it is not known.
 using FindSourceLine = std::function<std::string(uint32_t number)>;
 
 // For whom a running collective waits.
@@ -29,8 +29,10 @@ using FindAwaited = std::function<AwaitedRanks(const Descriptor& call)>;
 // The end of a path and the line, "train.py:12" for "/home/me/train.py:12".
 std::string short_line(const std::string& line);
 
-// The source line, as recorded, of a group's call number `sequence`: of a collective, whichever that was, or of a
-// message of this kind. Empty when it is not known.
+// The number of the source line of a group's call number `sequence`: of a collective, whichever that was, or of a
+// message of this kind. 0 when it is not known.
+uint32_t find_source(const FlightRecordView& record, const Descriptor& call);
+// The same as it was recorded: see FlightRecordView::call_site.
 std::string find_line(const FlightRecordView& record, const Descriptor& call);
 
 // The same of the last call of this kind that has started and not ended. Of a new group with its members.

@@ -25,9 +25,10 @@ namespace procgroup {
 namespace {
 
 constexpr char kMagic[8] = {'p', 'g', 'f', 'l', 'i', 'g', 'h', 't'};
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 constexpr size_t kGroups = 128;
 constexpr size_t kLineBytes = 128;
+constexpr size_t kFunctionBytes = 32;
 constexpr size_t kAwaited = 16;
 constexpr size_t kReplayed = 16;
 
@@ -44,6 +45,7 @@ static_assert(sizeof(GroupEntry) == 128);
 
 struct Line {
   char text[kLineBytes];
+  char function[kFunctionBytes];
 };
 
 // One entry for all groups with the same identity modulo kAwaited; the last write counts.
@@ -214,10 +216,22 @@ std::vector<Record> FlightRecordView::calls() const { return Recorder::read(layo
 
 uint64_t FlightRecordView::recorded() const { return Recorder::recorded(layout_.recorder); }
 
-std::string FlightRecordView::source_line(uint32_t number) const {
+bool FlightRecordView::has_source_line(uint32_t number) const {
   const uint32_t known = layout_.source_lines.load(std::memory_order_acquire);
-  if (number == 0 || number > std::min<uint32_t>(known, FlightRecord::kSourceLines)) return "";
-  return text_of(layout_.lines[number - 1].text);
+  return number != 0 && number <= std::min<uint32_t>(known, FlightRecord::kSourceLines);
+}
+
+std::string FlightRecordView::source_line(uint32_t number) const {
+  return has_source_line(number) ? text_of(layout_.lines[number - 1].text) : "";
+}
+
+std::string FlightRecordView::function(uint32_t number) const {
+  return has_source_line(number) ? text_of(layout_.lines[number - 1].function) : "";
+}
+
+std::string FlightRecordView::call_site(uint32_t number) const {
+  const std::string name = function(number);
+  return name.empty() ? source_line(number) : source_line(number) + " (" + name + ")";
 }
 
 std::vector<RecordedGroup> FlightRecordView::groups() const {
@@ -330,13 +344,14 @@ void FlightRecord::add_group(const RecordedGroup& group) {
   record.groups.store(number + 1, std::memory_order_release);
 }
 
-uint32_t FlightRecord::add_source_line(std::string_view line) {
+uint32_t FlightRecord::add_source_line(std::string_view line, std::string_view function) {
   const std::lock_guard writing(writing_);
   FlightRecordLayout& record = layout();
   const uint32_t number = record.source_lines.load(std::memory_order_relaxed);
   if (number == kSourceLines) return 0;
   // The end of a long path says more than its beginning.
   copy_text(record.lines[number].text, line.substr(line.size() - std::min(line.size(), kLineBytes - 1)));
+  copy_text(record.lines[number].function, function);
   record.source_lines.store(number + 1, std::memory_order_release);
   return number + 1;
 }

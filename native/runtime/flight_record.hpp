@@ -91,6 +91,11 @@ class FlightRecordView {
   uint64_t recorded() const;
   // "train.py:12"; empty when it is not known.
   std::string source_line(uint32_t number) const;
+  // The function of procgroup that is called there, where its name is not that of the operation: "all_gather_object",
+  // which makes calls of other names. Otherwise empty.
+  std::string function(uint32_t number) const;
+  // Both: "train.py:12 (all_gather_object)".
+  std::string call_site(uint32_t number) const;
   std::vector<RecordedGroup> groups() const;
   // For whom this collective waited when the rank last looked; empty where that is not known.
   AwaitedRanks awaited(const Descriptor& call) const;
@@ -103,6 +108,8 @@ class FlightRecordView {
   std::optional<SharedText<256>::Value> report() const;
 
  private:
+  bool has_source_line(uint32_t number) const;
+
   const FlightRecordLayout& layout_;
 };
 
@@ -129,8 +136,8 @@ class FlightRecord {
   // For the owner alone. Any thread may call any of them.
   Recorder& recorder() { return *recorder_; }
   void add_group(const RecordedGroup& group);
-  // The number of a line, for Recorder; 0 when there is no room for it.
-  uint32_t add_source_line(std::string_view line);
+  // The number of a line, for Recorder; 0 when there is no room for it. See FlightRecordView::function.
+  uint32_t add_source_line(std::string_view line, std::string_view function = {});
   // For whom a collective waits, of which each group has one at a time.
   void set_awaited(const Descriptor& call, const std::vector<int>& global_ranks);
   void set_replays(uint64_t group, const RunningReplays& replays);

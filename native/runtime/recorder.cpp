@@ -43,8 +43,9 @@ const Entry* entries(const void* memory) { return entries(const_cast<void*>(memo
 
 uint64_t pack(const Descriptor& call, CallState state) {
   return uint64_t{static_cast<uint8_t>(call.op)} | uint64_t{call.on_device} << 6 | uint64_t{call.external} << 7 |
-         uint64_t{static_cast<uint8_t>(call.dtype)} << 8 | uint64_t{static_cast<uint8_t>(call.reduce_op)} << 16 |
-         uint64_t{static_cast<uint8_t>(state)} << 24 | uint64_t{static_cast<uint32_t>(call.root)} << 32;
+         uint64_t{static_cast<uint8_t>(call.dtype)} << 8 | uint64_t{call.of_integers} << 15 |
+         uint64_t{static_cast<uint8_t>(call.reduce_op)} << 16 | uint64_t{static_cast<uint8_t>(state)} << 24 |
+         uint64_t{static_cast<uint32_t>(call.root)} << 32;
 }
 
 uint64_t with_state(uint64_t kind, CallState state) {
@@ -54,7 +55,8 @@ uint64_t with_state(uint64_t kind, CallState state) {
 std::optional<Record> unpack(uint64_t index, uint64_t kind) {
   const auto byte = [kind](int position) { return static_cast<uint8_t>(kind >> (8 * position)); };
   const uint8_t op = byte(0) & 0x3f;
-  if (op > static_cast<uint8_t>(kMakesGroup) || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
+  const uint8_t dtype = byte(1) & 0x7f;
+  if (op > static_cast<uint8_t>(kMakesGroup) || dtype >= kDtypes || byte(2) >= kReduceOps ||
       byte(3) > static_cast<uint8_t>(CallState::kQueued))
     return std::nullopt;
   Record record{};
@@ -62,7 +64,8 @@ std::optional<Record> unpack(uint64_t index, uint64_t kind) {
   record.call.op = static_cast<OpKind>(op);
   record.call.on_device = (byte(0) >> 6 & 1) != 0;
   record.call.external = byte(0) >> 7 != 0;
-  record.call.dtype = static_cast<Dtype>(byte(1));
+  record.call.dtype = static_cast<Dtype>(dtype);
+  record.call.of_integers = byte(1) >> 7 != 0;
   record.call.reduce_op = static_cast<ReduceOp>(byte(2));
   record.call.root = static_cast<int32_t>(kind >> 32);
   record.state = static_cast<CallState>(byte(3));

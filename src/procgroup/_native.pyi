@@ -224,6 +224,9 @@ class Group:
     def all_gather_single(
         self, output: object, array: object, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...
+    def all_gather_integers(
+        self, output: object, array: object, op: int, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
     def scatter(
         self,
         array: object,

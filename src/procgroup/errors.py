@@ -69,7 +69,16 @@ class _CallError(DistBackendError):
     """An error of one call on a group, with this rank's place in the group."""
 
     def __init__(
-        self, text: str, *, op: str, group: str, rank: int, size: int, members: Ranks = (), number: str = ""
+        self,
+        text: str,
+        *,
+        op: str,
+        group: str,
+        rank: int,
+        size: int,
+        members: Ranks = (),
+        number: str = "",
+        function: str = "",
     ) -> None:
         self.op = op
         self.group = group
@@ -78,7 +87,7 @@ class _CallError(DistBackendError):
         self.members: tuple[int, ...] = tuple(members or range(size))
         self.global_rank: int = self.members[rank]
         also = "" if self.global_rank == rank else f"; global rank {self.global_rank}"
-        super().__init__(f"{op}{number} on group {group} (rank {rank} of {size}{also}): {text}")
+        super().__init__(f"{function or op}{number} on group {group} (rank {rank} of {size}{also}): {text}")
 
 
 class OperationError(_CallError):
@@ -89,6 +98,7 @@ class OperationError(_CallError):
     ``global_rank`` (of this rank) and ``intact``: whether the array that the call writes is unchanged; False when it
     may be half done, None when unknown or without such an array. ``issued_at`` is the program's line that made the
     call, as in "train.py:12"; "" when it is not known. Texts name global ranks, and group ranks that differ.
+    They begin with the function that the program called, whose name may be another than that of the operation.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def play_mismatch(rank: int, size: int) -> None:
     assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
 
     # Without the context manager, JAX's own error quotes ours.
-    with pytest.raises(jax.errors.JaxRuntimeError, match="CollectiveMismatch: all_reduce #1 on group"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="CollectiveMismatch: functional.all_reduce #1 on group"):
         jax.block_until_ready(jax.jit(lambda x: functional.all_reduce(x, group=groups[1]))(jnp.ones(2 + rank)))
 
     # Outside of jit the error is raised as it is, and so it is by functions that are only differentiated.

@@ -83,6 +83,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "gather": (ARRAY, [ARRAY, ARRAY], 0),
     "all_gather": ([ARRAY, ARRAY], ARRAY),
     "all_gather_single": (ARRAY, ARRAY),
+    "all_gather_integers": (ARRAY, ARRAY, 0),
     "scatter": (ARRAY, [ARRAY, ARRAY], 0),
     "reduce_scatter": (ARRAY, [ARRAY, ARRAY]),
     "reduce_scatter_single": (ARRAY, ARRAY),

@@ -9,8 +9,9 @@ from typing import Any
 
 from procgroup.functional import numbers
 from procgroup.functional.fusing import Bundle, Leaf, Leaves, make_bundle
-from procgroup.functional.operations import AllGather, AllReduce, Operation
+from procgroup.functional.operations import AllReduce, GatherIntegers, Operation
 from procgroup.groups.group import ProcessGroup
+from procgroup.types import ReduceOp
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def _prepare(leaves: list[Leaf], operation: Operation, size: int) -> _Call:
     finish = None
     if isinstance(operation, AllReduce) and leaves[0].is_integer:
         finish = numbers.combiner(operation.op)
-        operation = AllGather()
+        assert isinstance(operation.op, ReduceOp)  # the combiner has refused any other
+        operation = GatherIntegers(operation.op)
     shapes = [operation.part_shape(leaf, size) for leaf in leaves]
     given = make_bundle(leaves, shapes, size if operation.takes_one_per_rank else 1)
     rows = size if operation.returns_one_per_rank else 1

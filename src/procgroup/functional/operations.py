@@ -194,6 +194,18 @@ class AllGather(Collective):
 
 
 @dataclass(frozen=True)
+class GatherIntegers(AllGather):
+    """Stack the integers of all ranks, which each rank combines by ``op``: an all_reduce for whoever called it."""
+
+    op: ReduceOp
+    method: ClassVar[str] = "all_gather_integers"
+    name: ClassVar[str] = "all_reduce"
+
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        return result.array, given.array, self.op
+
+
+@dataclass(frozen=True)
 class ReduceScatter(Collective):
     """Combine the arrays of all ranks, and keep this rank's element."""
 

@@ -148,6 +148,13 @@ class GroupCalls(Collectives):
         """Copy the array of bytes of each rank ``r`` into ``outputs[r]`` on every rank, this rank's from iovecs."""
         self.calls.all_gather_iovecs(outputs, *iovecs, timeout)
 
+    def all_gather_integers(self, output: Any, array: Any, op: int) -> None:
+        """Do what all_gather_single does, of Python's integers, which every rank combines by ``op`` then.
+
+        All ranks give the same op: it is part of the call on which they agree, an all_reduce in errors.
+        """
+        self.calls.all_gather_integers(output, array, op, False, None)
+
     # --- several arrays: the same number, in the same order, on all ranks ---
 
     @overload

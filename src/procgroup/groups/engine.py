@@ -35,7 +35,15 @@ COLLECTIVES = (
 )
 RETAINING = ("all_reduce", "reduce", "scan", "exscan")
 """Those that take ``retain`` before ``async_op``."""
-OPERATIONS = (*COLLECTIVES, "all_reduce_coalesced", "send", "recv", "broadcast_iovecs", "all_gather_iovecs")
+OPERATIONS = (
+    *COLLECTIVES,
+    "all_gather_integers",
+    "all_reduce_coalesced",
+    "send",
+    "recv",
+    "broadcast_iovecs",
+    "all_gather_iovecs",
+)
 """The methods of the native group that move data. Arguments go by position, which is the fastest way into native code;
 the last two are ``async_op`` and the timeout in seconds (of the iovecs' only that)."""
 
