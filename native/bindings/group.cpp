@@ -97,13 +97,17 @@ nb::object PythonGroup::send(nb::handle array, int destination, uint64_t tag, bo
 
 nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds) {
   ArrayView view(array, Access::kWrite, {"tensor"});
-  if (source == kAnySource && group_->size() == 1)
+  return message(OpKind::kRecv, array, std::move(view), checked_source(source), tag, async_op, seconds);
+}
+
+int PythonGroup::checked_source(int source) const {
+  if (source != kAnySource) return site("recv").checked_peer(source, "source");
+  if (group_->size() == 1)
     throw nb::value_error(("Invalid source rank: group " + group_->name() +
                            " has one rank, so no other rank could send what `recv` from any rank waits for. "
                            "Receive in a group of two ranks or more.")
                               .c_str());
-  const int peer = source == kAnySource ? kAnySource : site("recv").checked_peer(source, "source");
-  return message(OpKind::kRecv, array, std::move(view), peer, tag, async_op, seconds);
+  return kAnySource;
 }
 
 // Nothing for a rank that is no member, and for what is not exactly an int: their checks and errors are in Python.
@@ -157,8 +161,9 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
     request.after = std::move(copies.after);
   }
   const bool is_plain = !on_device && !has_backend();
-  if (async_op && is_plain && group_->start_at_once(request))
-    return nb::cast(Work(engine_, group_, op_name(op), array, peer));
+  if (async_op && is_plain)
+    if (const std::optional<int> other = group_->start_at_once(request))
+      return nb::cast(Work(engine_, group_, op_name(op), array, *other));
   std::shared_ptr<Issued> issued;
   if (async_op || !is_plain) {
     issued = std::make_shared<Issued>();
@@ -176,11 +181,16 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
     nb::cast<Work&>(work).wait_as_blocking();
     return op == OpKind::kRecv ? nb::object(nb::int_(nb::cast<Work&>(work).source())) : nb::none();
   }
+  const int sender = run_message(request, seconds, issued.get());
+  return op == OpKind::kRecv ? nb::object(nb::int_(sender)) : nb::none();
+}
+
+int PythonGroup::run_message(const MessageRequest& request, double seconds, const Issued* issued) {
   PythonRuntime language(engine_->rank_threads());
   try {
-    const int source = group_->run_message(request, seconds, language);
+    const int sender = group_->run_message(request, seconds, language);
     language.rethrow();
-    return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
+    return sender;
   } catch (const OperationFailed& failed) {
     language.rethrow();
     raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));
@@ -383,6 +393,21 @@ void bind_group(nb::module_& module) {
            "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a.none(),
            nb::sig("def all_gather_iovecs(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
                    ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: " PROCGROUP_TIMEOUT ") -> None"))
+      .def("exchange_objects", CallMethod<&PythonGroup::exchange_objects>::named("exchange_objects"), "given"_a,
+           "kind"_a, "root"_a, "count"_a, "loads"_a.none(), "wanted"_a, "timeout"_a.none(),
+           nb::sig("def exchange_objects(self, given: bytes | int | collections.abc.Sequence[typing.Any], kind: int, "
+                   "root: int, count: int, loads: collections.abc.Callable[[bytes], typing.Any] | None, wanted: int, "
+                   "timeout: " PROCGROUP_TIMEOUT ") -> tuple[list[bytes], list[list[typing.Any]] | None, "
+                   "tuple[int, int, Exception] | None] | None"))
+      .def("send_objects", CallMethod<&PythonGroup::send_objects>::named("send_objects"), "given"_a, "kind"_a,
+           "destination"_a, "tag"_a, "timeout"_a.none(),
+           nb::sig("def send_objects(self, given: bytes | collections.abc.Sequence[typing.Any], kind: int, "
+                   "destination: int, tag: int, timeout: " PROCGROUP_TIMEOUT ") -> bool"))
+      .def("recv_objects", CallMethod<&PythonGroup::recv_objects>::named("recv_objects"), "kind"_a, "count"_a,
+           "source"_a, "tag"_a, "loads"_a, "timeout"_a.none(),
+           nb::sig("def recv_objects(self, kind: int, count: int, source: int, tag: int, "
+                   "loads: collections.abc.Callable[[bytes], typing.Any], timeout: " PROCGROUP_TIMEOUT ") -> "
+                   "tuple[bytes, int, list[typing.Any] | None, tuple[int, int, Exception] | None]"))
       .PROCGROUP_METHOD(recv, "array: object, source: int, tag: int, ", "Work | int", "array"_a.none(), "source"_a,
                         "tag"_a);
 }

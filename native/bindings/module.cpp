@@ -25,6 +25,7 @@ NB_MODULE(_native, module) {
   bind_log(module);
   bind_mpi(module);
   bind_nccl(module);
+  bind_object_headers(module);
   bind_permutation(module);
   bind_stores(module);
   bind_timeouts(module);

@@ -135,6 +135,17 @@ class PythonGroup {
   nb::object broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
   nb::object all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,
                                double seconds);
+  // An all_gather of the headers of an object operation, and a message that is one: see object_headers.cpp. What this
+  // rank sends is a packed header, or its objects, or, of a rank that sends none, their number. Where all headers hold
+  // their objects as a whole, `loads` makes the objects of all ranks, or of each the one that is wanted unless that is
+  // negative. exchange_objects returns the headers, the objects by rank or None, and the rank and the number of an
+  // object that could not be made, with the error, or None; recv_objects the same of one header, and the sender. Before
+  // they move anything they return None, and send_objects False, where the objects are not plain or do not fit into a
+  // header. Only where no backend moves the bytes.
+  nb::object exchange_objects(nb::handle given, int kind, int root, int count, nb::handle loads, int wanted,
+                              double seconds);
+  nb::object send_objects(nb::handle given, int kind, int destination, uint64_t tag, double seconds);
+  nb::object recv_objects(int kind, int count, int source, uint64_t tag, nb::handle loads, double seconds);
 
  private:
   bool was_forked() const;
@@ -183,6 +194,9 @@ class PythonGroup {
     uint64_t tag;
   };
   std::optional<Message> ordinary_message(nb::handle peer, nb::handle tag) const;
+  int checked_source(int source) const;  // a group rank, or kAnySource
+  // Run it here; return the sender's group rank.
+  int run_message(const MessageRequest& request, double seconds, const Issued* issued = nullptr);
   nb::object message(OpKind op, nb::handle array, ArrayView view, int peer, uint64_t tag, bool async_op,
                      double seconds);
   // Start an operation, and keep its arrays until it has completed; and then make the Work that stands for it.

@@ -123,10 +123,10 @@ class Group final : public Source {
   OperationFailed reported(Failure failure, const Descriptor& call);
   // The program has the error of this call: no other call raises it.
   void set_reported(const Descriptor& call);
-  // Send or receive a small message if that is possible in so many looks; whether it was.
-  bool message_at_once(const MessageRequest& request, int looks = 1);
+  // Send or receive a small message if that is possible in so many looks; the peer's group rank if it was.
+  std::optional<int> message_at_once(const MessageRequest& request, int looks = 1);
   // As message_at_once(), for an asynchronous message.
-  bool start_at_once(const MessageRequest& request);
+  std::optional<int> start_at_once(const MessageRequest& request);
 
   // Watch over a task that a call, which has ended, has queued on a device, until it has completed. It fails, and ends
   // the group, at its deadline, when a member is lost, and with the group.
@@ -203,6 +203,7 @@ class Group final : public Source {
   void name_ranks_as_engine();
   void retire();
   AtOnce try_message(const MessageRequest& request);
+  AtOnce try_receive_from_any(MessageRequest& request);
   bool ends_soon(CollectiveCall& call) const;
   void run_queued(const Request& request, double seconds, LanguageRuntime& language);
   void mark_left();
@@ -317,6 +318,7 @@ class Group final : public Source {
   std::function<void()> end_device_work_;
   size_t crowded_ = kFewMessages;                      // messages_ is swept when it is as long as this
   std::atomic<int> receive_credits_{kReceiveCredits};  // see start_at_once()
+  int looked_first_at_ = 0;                            // see try_receive_from_any(); with the mutex of the messages
   uint64_t looked_at_ = 0;                             // the last message that the progress thread has looked at
   std::atomic<bool> completed_{false};                 // broken or left; reason_ says why
   std::unique_ptr<FailureBoard> board_;

@@ -11,29 +11,34 @@
 namespace procgroup {
 
 // A small message that can go, or comes while nobody pauses for long, makes no operation: see Messages::send_at_once.
-bool Group::message_at_once(const MessageRequest& request, int looks) {
-  if (request.peer == kAnySource || request.task || is_completed()) return false;
+std::optional<int> Group::message_at_once(const MessageRequest& request, int looks) {
+  if (request.task || is_completed()) return std::nullopt;
   const uint64_t started = kDiagnoses ? now_ticks() : 0;
+  MessageRequest tried{request.op, request.data, request.count, request.dtype, request.peer, request.tag};
   AtOnce became;
   {
     const std::unique_lock lock(engine_.messages_mutex(), std::try_to_lock);
-    if (!lock) return false;
-    while ((became = try_message(request)) == AtOnce::kNotYet && --looks > 0) cpu_pause();
+    if (!lock) return std::nullopt;
+    for (;;) {
+      became = request.peer == kAnySource ? try_receive_from_any(tried) : try_message(tried);
+      if (became != AtOnce::kNotYet || --looks <= 0) break;
+      cpu_pause();
+    }
   }
-  if (became != AtOnce::kDone) return false;
+  if (became != AtOnce::kDone) return std::nullopt;
   if (request.after) request.after();
   engine_.recorder().record(describe(request), started, request.source);
-  return true;
+  return tried.peer;
 }
 
 // To wait a moment for a message takes less time than to post receives: those that follow a posted one have to be
 // posted, too. A program that starts its receives long before their messages come is not to wait for each: a receive
 // that has to be posted takes one of the few credits, a message that came gives one.
-bool Group::start_at_once(const MessageRequest& request) {
+std::optional<int> Group::start_at_once(const MessageRequest& request) {
   if (request.op != OpKind::kRecv) return message_at_once(request);
   const int credits = receive_credits_.load(std::memory_order_relaxed);
   const bool waits = credits > 0 && engine_.policy().held_polls() > 0;
-  const bool came = message_at_once(request, waits ? kReceivePolls : 1);
+  const std::optional<int> came = message_at_once(request, waits ? kReceivePolls : 1);
   const int left = came ? std::min(credits + 1, kReceiveCredits) : std::max(credits - 1, 0);
   if (left != credits) receive_credits_.store(left, std::memory_order_relaxed);
   return came;
@@ -49,10 +54,22 @@ AtOnce Group::try_message(const MessageRequest& request) {
   return messages.send_at_once(peer, key, request.data, bytes, type) ? AtOnce::kDone : AtOnce::kNot;
 }
 
+// The member behind the one that was found last is looked at first: one that sends much does not keep others waiting.
+AtOnce Group::try_receive_from_any(MessageRequest& request) {
+  for (int number = 0; number < size(); ++number) {
+    request.peer = (looked_first_at_ + number) % size();
+    if (request.peer == rank()) continue;
+    const AtOnce became = try_message(request);
+    if (became == AtOnce::kDone) looked_first_at_ = request.peer + 1;
+    if (became != AtOnce::kNotYet) return became;
+  }
+  return AtOnce::kNotYet;
+}
+
 int Group::run_message(const MessageRequest& request, double seconds, LanguageRuntime& language) {
   const WaitPolicy& policy = engine_.policy();
   const int looks = policy.oversubscribed || !policy.hold_lock ? 1 : kHeldPolls;
-  if (message_at_once(request, looks)) return request.op == OpKind::kRecv ? request.peer : -1;
+  if (const std::optional<int> peer = message_at_once(request, looks)) return request.op == OpKind::kRecv ? *peer : -1;
   MessageOperation operation(*this, request, seconds);
   require_usable(operation.call());
   const auto failure =

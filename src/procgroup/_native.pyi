@@ -282,6 +282,33 @@ class Group:
         nbytes: int,
         timeout: datetime.timedelta | float | None,
     ) -> None: ...
+    def exchange_objects(
+        self,
+        given: bytes | int | Sequence[Any],
+        kind: int,
+        root: int,
+        count: int,
+        loads: Callable[[bytes], Any] | None,
+        wanted: int,
+        timeout: datetime.timedelta | float | None,
+    ) -> tuple[list[bytes], list[list[Any]] | None, tuple[int, int, Exception] | None] | None: ...
+    def send_objects(
+        self,
+        given: bytes | Sequence[Any],
+        kind: int,
+        destination: int,
+        tag: int,
+        timeout: datetime.timedelta | float | None,
+    ) -> bool: ...
+    def recv_objects(
+        self,
+        kind: int,
+        count: int,
+        source: int,
+        tag: int,
+        loads: Callable[[bytes], Any],
+        timeout: datetime.timedelta | float | None,
+    ) -> tuple[bytes, int, list[Any] | None, tuple[int, int, Exception] | None]: ...
     def recv(
         self, array: object, source: int, tag: int, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | int: ...
@@ -353,6 +380,30 @@ class NcclBackend:
     def make_communicator(self, rank: int, size: int, unique_id: bytes, config: bytes) -> NcclCommunicator: ...
     def set_communicator(self, first: int, second: int, communicator: NcclCommunicator) -> None: ...
     def close(self, failed: bool) -> None: ...
+
+OBJECT_HEADER_BYTES: int = 1024
+
+OBJECT_INLINE_BYTES: int = 984
+
+def pack_object_header(
+    kind: int, root: int, count: int, failed: bool, metadata_size: int, payload_size: int, inline: bytes
+) -> bytes:
+    """Return a header as bytes."""
+
+def unpack_object_header(raw: object) -> tuple[int, int, int, bool, int, int, bytes] | None:
+    """
+    Return the arguments of pack_object_header; None for what is no header.
+    """
+
+def pack_whole_objects(kind: int, root: int, names: list[bytes], streams: list[bytes]) -> bytes | None:
+    """
+    Return the header that holds these objects, named by their types, as a whole; None where none can.
+    """
+
+def whole_objects(headers: list[bytes], kind: int, root: int, count: int) -> list[list[bytes]] | None:
+    """
+    Return the streams in each header; None unless all are of this call and hold their objects as a whole.
+    """
 
 def random_permutation(output: object, seed: int) -> None: ...
 def hmac_sha256(key: bytes, message: bytes) -> bytes: ...

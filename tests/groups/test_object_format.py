@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 from array import array
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from procgroup import _native
 from procgroup.errors import MalformedObjects
 from procgroup.groups import receive_pool
 from procgroup.groups.object_format import (
@@ -19,9 +21,14 @@ from procgroup.groups.object_format import (
     IncomingObjects,
     OutgoingObjects,
     make_header,
+    pack_whole_objects,
     split_into_segments,
 )
 from procgroup.groups.pickling import pickle_object, rebuild_dtype, rebuild_tensor, unpickle_object
+
+
+def pickled(values: list[Any], iovecs: bool = False) -> OutgoingObjects:
+    return OutgoingObjects([pickle_object(value) for value in values], iovecs)
 
 
 def move(outgoing: OutgoingObjects, iovecs: bool = False) -> IncomingObjects:
@@ -63,21 +70,21 @@ def test_with_iovecs_segments_are_filled() -> None:
 
 def test_large_arrays_are_sent_from_their_own_memory() -> None:
     large = np.zeros(DIRECT_BYTES, np.uint8)
-    outgoing = OutgoingObjects([{"small": np.ones(3), "large": large}])
+    outgoing = pickled([{"small": np.ones(3), "large": large}])
     segments = [outgoing.segment(index) for index in range(len(outgoing.segments))]
     assert [np.shares_memory(segment, large) for segment in segments] == [False, True]
 
 
 def test_arrays_are_received_in_their_own_memory() -> None:
     large = np.arange(DIRECT_BYTES, dtype=np.uint8)
-    incoming = move(OutgoingObjects([large]))
+    incoming = move(pickled([large]))
     received = incoming.unpickle(0, True)
     assert np.shares_memory(received, incoming.memory(1)) and (received == large).all()
 
 
 def test_iovecs_are_the_memory_of_arrays() -> None:
     arrays = [np.full(1000 + index, index, np.uint8) for index in range(5)]
-    outgoing = OutgoingObjects([arrays], iovecs=True)
+    outgoing = pickled([arrays], iovecs=True)
     assert len(outgoing.segments) == 1
     gathered = outgoing.iovecs(0)
     assert all(np.shares_memory(array, buffer) for array, buffer in zip(arrays, gathered.buffers[1:], strict=True))
@@ -89,16 +96,68 @@ def test_iovecs_are_the_memory_of_arrays() -> None:
 
 def test_many_objects_are_unpickled_one_by_one() -> None:
     values = [[index, np.full(index % 7, index)] for index in range(3000)]
-    incoming = move(OutgoingObjects(values))
+    incoming = move(pickled(values))
     assert all((incoming.unpickle(index, True)[1] == value[1]).all() for index, value in enumerate(values))
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 2000])
 def test_small_objects_are_in_the_header(count: int) -> None:
-    outgoing = OutgoingObjects([list(range(count))])
+    outgoing = pickled([list(range(count))])
     header = make_header(1, 0, 1, outgoing)
     assert header.holds_payload == (count < 2000)
     assert move(outgoing).unpickle(0, True) == list(range(count))
+
+
+SMALL = [[1], [None], ["text", b"bytes"], [(1, 2.5, [True]), {"key": {"nested": "x" * 100}}], [list(range(50))] * 3]
+
+
+@pytest.mark.parametrize("values", SMALL, ids=str)
+def test_native_code_packs_and_reads_small_objects_in_the_same_format(values: list[Any]) -> None:
+    made = [pickle_object(value) for value in values]
+    header = make_header(3, 1, len(values), OutgoingObjects(made)).pack()
+    assert _native.whole_objects([header], 3, 1, len(values)) == [[each.stream for each in made]]
+    native = pack_whole_objects(3, 1, made)
+    assert native is not None
+    read = Header.unpack(native)
+    incoming = IncomingObjects(read, read.inline[: read.metadata_size])
+    incoming.allocate()
+    assert [incoming.unpickle(index, True) for index in range(len(values))] == values
+
+
+@pytest.mark.parametrize("kind, root, count", [(2, 1, 1), (3, 0, 1), (3, 1, 2)])
+def test_a_header_of_another_call_holds_no_objects(kind: int, root: int, count: int) -> None:
+    header = pack_whole_objects(3, 1, [pickle_object("value")])
+    assert header is not None
+    assert _native.whole_objects([header], kind, root, count) is None
+
+
+@pytest.mark.parametrize("value", [np.ones(3), "x" * 2000])
+def test_arrays_and_long_objects_are_not_whole(value: Any) -> None:
+    assert pack_whole_objects(3, 1, [pickle_object(value)]) is None
+
+
+def test_an_object_may_pickle_others_while_it_is_pickled() -> None:
+    class Outer:
+        def __reduce__(self) -> Any:
+            return bytes, (pickle_object([1, 2]).stream,)
+
+    assert unpickle_object(pickle_object(["before", Outer(), "after"]).stream, (), False) == [
+        "before", pickle_object([1, 2]).stream, "after",
+    ]  # fmt: skip
+
+
+def test_a_reducer_that_is_registered_later_counts() -> None:
+    class Late:
+        pass
+
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        pickle_object(Late())
+    copyreg.pickle(Late, lambda _: "late")
+    try:
+        with pytest.raises(pickle.PicklingError, match="late"):
+            pickle_object(Late())
+    finally:
+        del copyreg.dispatch_table[Late]
 
 
 def test_memory_is_reused_when_no_array_views_it_any_more() -> None:
@@ -173,10 +232,11 @@ def test_a_payload_of_another_size_than_announced_is_refused(came: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 6, 15, 23, 31, 39])
 def test_a_header_with_foreign_numbers_is_refused_or_harmless(place: int) -> None:
-    raw = make_header(1, 0, 1, OutgoingObjects([1])).pack().copy()
+    raw = bytearray(make_header(1, 0, 1, pickled([1])).pack())
     raw[place] = 0xFF
+    assert _native.whole_objects([bytes(raw)], 1, 0, 1) in (None, [[pickle_object(1).stream]])
     try:
-        header = Header.unpack(raw)
+        header = Header.unpack(bytes(raw))
     except MalformedObjects:
         return
     assert len(header.inline) < 1024
@@ -195,9 +255,9 @@ class Runs:
 
 
 def test_no_code_of_an_object_runs_with_safe() -> None:
-    pickled = pickle_object([Runs()])
+    hostile = pickle_object([Runs()])
     with pytest.raises(pickle.UnpicklingError, match="builtins.setattr is neither plain data nor an array"):
-        unpickle_object(pickled.stream, pickled.buffers, True)
+        unpickle_object(hostile.stream, hostile.buffers, True)
     assert not Runs.ran
 
 

@@ -33,7 +33,7 @@ def all_gather_object(
     if chosen is None:
         return
     _check_list(object_list, "object_list", chosen.size())
-    object_list[: chosen.size()] = objects.all_gather(chosen, obj, chosen.seconds_of(timeout), safe)
+    object_list[: chosen.size()] = objects.all_gather(chosen, obj, timeout, safe)
 
 
 def broadcast_object_list(
@@ -54,7 +54,7 @@ def broadcast_object_list(
         return
     _check_list(object_list, "object_list")
     root = _member(chosen, root_or_first(chosen, src, group_src))
-    object_list[:] = objects.broadcast(chosen, object_list, root, chosen.seconds_of(timeout), safe)
+    object_list[:] = objects.broadcast(chosen, object_list, root, timeout, safe)
 
 
 def gather_object(
@@ -80,7 +80,7 @@ def gather_object(
         _check_list(object_gather_list, "object_gather_list", chosen.size())
     elif object_gather_list:
         raise ValueError("Argument ``object_gather_list`` must NOT be specified on non-destination ranks.")
-    gathered = objects.gather(chosen, obj, root, chosen.seconds_of(timeout), safe)
+    gathered = objects.gather(chosen, obj, root, timeout, safe)
     if gathered is not None and object_gather_list is not None:
         object_gather_list[: chosen.size()] = gathered
 
@@ -112,9 +112,7 @@ def scatter_object_list(
                 f"Expected argument scatter_object_input_list to have {chosen.size()} objects, one per rank, "
                 f"got {len(scatter_object_input_list)}."
             )
-    scatter_object_output_list[0] = objects.scatter(
-        chosen, scatter_object_input_list, root, chosen.seconds_of(timeout), safe
-    )
+    scatter_object_output_list[0] = objects.scatter(chosen, scatter_object_input_list, root, timeout, safe)
 
 
 def send_object_list(
@@ -131,9 +129,8 @@ def send_object_list(
     if chosen is None:
         return
     _check_list(object_list, "object_list")
-    destination = _member(chosen, group_rank_of(chosen, dst, group_dst))
-    _check_not_self(chosen, destination, "destination")
-    objects.send(chosen, object_list, destination, chosen.seconds_of(timeout))
+    destination = _other(chosen, dst, group_dst, "destination")
+    objects.send(chosen, object_list, destination, timeout)
 
 
 def recv_object_list(
@@ -157,24 +154,30 @@ def recv_object_list(
     _check_list(object_list, "object_list")
     source = None
     if src is not None or group_src is not None:
-        source = _member(chosen, group_rank_of(chosen, src, group_src))
-        _check_not_self(chosen, source, "source")
-    received, sender = objects.recv(chosen, len(object_list), source, chosen.seconds_of(timeout), safe)
+        source = _other(chosen, src, group_src, "source")
+    received, sender = objects.recv(chosen, len(object_list), source, timeout, safe)
     object_list[:] = received
     return chosen.members[sender]
 
 
 def _member(group: ProcessGroup, rank: int) -> int:
+    if rank.__class__ is int and 0 <= rank < group.size():
+        return rank
     return checks.group_rank(rank, group.size(), group.group_name)
 
 
 def _check_list(value: Any, name: str, length: int = 0) -> None:
+    if value.__class__ is list and len(value) >= length:
+        return
     if not isinstance(value, list):
         raise TypeError(f"Expected parameter `{name}` to be a list, got {type(value).__name__}.")
     if len(value) < length:
         raise ValueError(f"Expected parameter `{name}` to have {length} places, one per rank, got {len(value)}.")
 
 
-def _check_not_self(group: ProcessGroup, rank: int, role: str) -> None:
+def _other(group: ProcessGroup, global_rank: int | None, group_rank: int | None, role: str) -> int:
+    """Return the group rank of another rank. Raises ValueError for this one."""
+    rank = _member(group, group_rank_of(group, global_rank, group_rank))
     if rank == group.rank():
         raise ValueError(f"Invalid {role} rank: {role} rank should not be the same as the rank of the current process.")
+    return rank

@@ -41,7 +41,10 @@ class GroupCalls(Collectives):
     """All calls of a group. Messages between two ranks with one tag arrive in the order in which they were sent."""
 
     _issue: Issue
-    _has_cpu_backend: bool
+    takes_iovecs: bool
+    """Whether the engine moves the bytes of calls on the CPU; the same on all ranks. Then the group can send small
+    objects in their header, and many small buffers from their own memory: only the sender calls the methods of iovecs;
+    the other ranks make the ordinary calls."""
     _seconds: float
     members: tuple[int, ...]
 
@@ -131,14 +134,6 @@ class GroupCalls(Collectives):
     def check_collective(self, op: str, *arguments: Any) -> None:
         """Check the arguments of a collective, up to ``async_op``, as the call does; issue nothing."""
         self._check(op, *arguments, *((False,) if op in RETAINING else ()))
-
-    @property
-    def takes_iovecs(self) -> bool:
-        """Whether the group can send many small buffers from their own memory; the same on all ranks.
-
-        Only the sender calls the methods of iovecs; the other ranks make the ordinary calls.
-        """
-        return not self._has_cpu_backend
 
     def broadcast_iovecs(self, iovecs: Iovecs, timeout: float) -> None:
         """Copy this rank's array of bytes, given as iovecs, into every other rank's array."""

@@ -85,7 +85,7 @@ class ProcessGroup(GroupCalls):
             for backend in self.backends.values():
                 self._close_backend(backend, failed=True)
             raise
-        self._has_cpu_backend = "cpu" in self.backends
+        self.takes_iovecs: bool = "cpu" not in self.backends
         self._issue = Issue(engine.calls.direct(), self._where())
 
     def rank(self) -> int:

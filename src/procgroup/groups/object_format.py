@@ -3,7 +3,7 @@
 ::
 
     header     1 KiB, the same size from every rank: kind of call, error if any, sizes of metadata and payload; then
-               the metadata, and the payload too, when they fit
+               the metadata, and the payload too, when they fit (native/bindings/object_headers.cpp has its layout)
     metadata   the name of each object's type, its number of buffers, and the size of every buffer
     payload    the buffers, in segments: a large buffer alone, sent and received without a copy; small ones packed, or,
                where the group takes iovecs, gathered from their own memory
@@ -14,26 +14,25 @@ metadata. Nothing is allocated or read beyond the announced sizes, and the annou
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from procgroup import _native
 from procgroup.errors import MalformedObjects
 from procgroup.groups import receive_pool
 from procgroup.groups.calls import Iovecs
-from procgroup.groups.pickling import Pickled, pickle_object, unpickle_object
+from procgroup.groups.pickling import Pickled, unpickle_object
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-HEADER_BYTES = 1024
-_FIELDS = struct.Struct("<4sHHiiqqq")
-_MAGIC = b"pgo1"
-_INLINE_BYTES = HEADER_BYTES - _FIELDS.size
+HEADER_BYTES: int = _native.OBJECT_HEADER_BYTES
+_INLINE_BYTES: int = _native.OBJECT_INLINE_BYTES
 
 _ALIGNMENT = 64
 # A buffer of this size is a segment of its own: packing it would cost more than a call does.
@@ -85,15 +84,38 @@ def split_into_segments(sizes: Sequence[int], iovecs: bool = False) -> list[Segm
 class OutgoingObjects:
     """Pickled objects of this rank: their metadata and their payload in segments."""
 
-    def __init__(self, objects: Sequence[Any], iovecs: bool = False) -> None:
-        """Pickle each object. Raises what pickling raises."""
-        self.pickled: list[Pickled] = [pickle_object(value) for value in objects]
-        self._buffers = [buffer for each in self.pickled for buffer in (each.stream, *each.buffers)]
-        sizes = [buffer.nbytes for buffer in self._buffers]
-        self.segments: list[Segment] = split_into_segments(sizes, iovecs)
-        self.metadata: bytes = _write_metadata(self.pickled, sizes)
-        self.payload_size: int = sum(segment.size for segment in self.segments)
+    def __init__(self, pickled: Sequence[Pickled], iovecs: bool = False) -> None:
+        self.pickled: Sequence[Pickled] = pickled
+        self._takes_iovecs = iovecs
         self._staging: Bytes = np.empty(0, np.uint8)
+
+    @cached_property
+    def _buffers(self) -> list[memoryview]:
+        return [buffer for each in self.pickled for buffer in (memoryview(each.stream), *each.buffers)]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [buffer.nbytes for buffer in self._buffers]
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """The segments in which the payload moves."""
+        return split_into_segments(self._sizes, self._takes_iovecs)
+
+    @cached_property
+    def metadata(self) -> bytes:
+        """What the receiver needs to know of the buffers."""
+        return _write_metadata(self.pickled, self._sizes)
+
+    @property
+    def payload_size(self) -> int:
+        """How many bytes the segments have in all."""
+        return sum(segment.size for segment in self.segments)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a header holds all of it."""
+        return len(self.metadata) + self.payload_size <= _INLINE_BYTES
 
     def iovecs(self, index: int) -> Iovecs:
         """Return a segment as its buffers, without a copy."""
@@ -127,21 +149,21 @@ class Header:
     payload_size: int = 0
     inline: bytes = b""
 
-    def pack(self) -> Bytes:
+    def pack(self) -> bytes:
         """Return the header as bytes."""
         failed = self.error is not None
         inline = (self.error or "").encode()[:_INLINE_BYTES] if failed else self.inline
-        sizes = (self.metadata_size, self.payload_size, len(inline))
-        fields = _FIELDS.pack(_MAGIC, self.kind, failed, self.root, self.count, *sizes)
-        return np.frombuffer((fields + inline).ljust(HEADER_BYTES, b"\0"), np.uint8)
+        return _native.pack_object_header(
+            self.kind, self.root, self.count, failed, self.metadata_size, self.payload_size, inline
+        )
 
     @staticmethod
-    def unpack(raw: Bytes) -> Header:
+    def unpack(raw: bytes) -> Header:
         """Parse a header. Raises MalformedObjects."""
-        magic, kind, failed, root, count, metadata, payload, size = _FIELDS.unpack_from(raw.data)
-        if magic != _MAGIC or failed > 1 or min(count, metadata, payload, size) < 0 or size > _INLINE_BYTES:
+        fields = _native.unpack_object_header(raw)
+        if fields is None:
             raise MalformedObjects("this is no object of this version of procgroup")
-        inline = raw[_FIELDS.size : _FIELDS.size + size].tobytes()
+        kind, root, count, failed, metadata, payload, inline = fields
         if failed:
             return Header(kind, root, count, inline.decode(errors="replace"))
         return Header(kind, root, count, None, metadata, payload, inline)
@@ -157,10 +179,16 @@ class Header:
         return self.metadata_size + self.payload_size <= _INLINE_BYTES
 
 
-def make_header(kind: int, root: int, count: int, outgoing: OutgoingObjects | None) -> Header:
-    """Return the header of a rank that sends ``outgoing``; None: it sends no objects."""
-    if outgoing is None:
-        return Header(kind, root, count)
+def pack_whole_objects(kind: int, root: int, pickled: Sequence[Pickled]) -> bytes | None:
+    """Return a header that holds small objects as a whole; None where they do not fit, or have arrays in them."""
+    if any(each.buffers for each in pickled):
+        return None
+    names = [each.type_name for each in pickled]
+    return _native.pack_whole_objects(kind, root, names, [each.stream for each in pickled])
+
+
+def make_header(kind: int, root: int, count: int, outgoing: OutgoingObjects) -> Header:
+    """Return the header of a rank that sends ``outgoing``."""
     sizes = (len(outgoing.metadata), outgoing.payload_size)
     header = Header(kind, root, count, None, *sizes)
     inline = outgoing.metadata if header.holds_metadata else b""
@@ -244,7 +272,7 @@ def _divide(allocation: Bytes, sizes: Sequence[int]) -> list[Bytes]:
 
 
 def _write_metadata(pickled: Sequence[Pickled], sizes: Sequence[int]) -> bytes:
-    names = [each.type_name.encode() for each in pickled]
+    names = [each.type_name for each in pickled]
     counts = array("q", [1 + len(each.buffers) for each in pickled])
     lengths = array("q", map(len, names))
     return b"".join([counts.tobytes(), lengths.tobytes(), *names, array("q", sizes).tobytes()])

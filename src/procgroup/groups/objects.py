@@ -6,26 +6,33 @@ rank receives them, in messages where one rank does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from procgroup.errors import CollectiveMismatch
+from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
-from procgroup.groups.object_call import Kind, ObjectCall
-from procgroup.groups.object_format import HEADER_BYTES, Bytes, Header, IncomingObjects, OutgoingObjects
+from procgroup.groups.object_call import NONE, Kind, ObjectCall
+from procgroup.groups.object_format import Bytes, Header, IncomingObjects, OutgoingObjects, make_header
+from procgroup.groups.pickling import loader
 
 # Tags of this module, far from those of programs: of the messages of collectives, and of send_object_list.
 _COLLECTIVE_TAG = (1 << 63) - 3
 _MESSAGE_TAG = (1 << 63) - 2
+_SEND = int(Kind.SEND)
 
 
-def all_gather(group: ProcessGroup, value: Any, seconds: float, safe: bool) -> list[Any]:
+def all_gather(group: ProcessGroup, value: Any, timeout: Limit, safe: bool) -> list[Any]:
     """Return the objects of all ranks, in group order; this rank's own object is a copy, too."""
-    call = ObjectCall(group, Kind.ALL_GATHER, -1, seconds, safe)
-    outgoing = call.pickle(lambda: OutgoingObjects([value], call.iovecs))
-    headers = call.agree(call.header(outgoing, 1))
+    call = ObjectCall(group, Kind.ALL_GATHER, -1, timeout, safe)
+    found = call.exchange((value,), 1)
+    if found is not None:
+        return [objects[0] for objects in found]
+    headers = call.agree()
+    outgoing = call.outgoing((value,))
     metadata = _gather_metadata(call, headers, outgoing)
     incoming = [call.incoming(rank, header, metadata[rank]) for rank, header in enumerate(headers)]
     call.allocate(headers, incoming)
@@ -34,41 +41,49 @@ def all_gather(group: ProcessGroup, value: Any, seconds: float, safe: bool) -> l
     return [call.unpickle(rank, each)[0] for rank, each in enumerate(incoming)]
 
 
-def broadcast(group: ProcessGroup, objects: Sequence[Any], root: int, seconds: float, safe: bool) -> Sequence[Any]:
+def broadcast(group: ProcessGroup, objects: Sequence[Any], root: int, timeout: Limit, safe: bool) -> Sequence[Any]:
     """Return the objects of ``root``; on the root, ``objects`` itself. Elsewhere only its length is used."""
-    call = ObjectCall(group, Kind.BROADCAST, root, seconds, safe)
-    outgoing = call.pickle(lambda: OutgoingObjects(objects, call.iovecs)) if group.rank() == root else None
-    headers = call.agree(call.header(outgoing, len(objects)))
-    header = headers[root]
-    metadata = header.inline[: header.metadata_size]
-    if not header.holds_metadata:
-        raw = np.frombuffer(outgoing.metadata, np.uint8) if outgoing else np.empty(header.metadata_size, np.uint8)
-        group.broadcast(raw, root, timeout=call.left)
-        metadata = raw.tobytes()
-    incoming = call.incoming(root, header, metadata)
-    call.allocate(headers, [] if outgoing else [incoming])
+    call = ObjectCall(group, Kind.BROADCAST, root, timeout, safe)
+    is_root = group.rank() == root
+    found = call.exchange(objects, len(objects), NONE) if is_root else call.exchange(None, len(objects))
+    if found is not None:
+        return objects if is_root else found[root]
+    headers = call.agree()
+    outgoing = call.outgoing(objects) if is_root else None
+    announced = headers[root]
+    metadata = announced.inline[: announced.metadata_size]
+    if not announced.holds_metadata:
+        memory = np.frombuffer(outgoing.metadata, np.uint8) if outgoing else np.empty(announced.metadata_size, np.uint8)
+        group.broadcast(memory, root, timeout=call.left)
+        metadata = memory.tobytes()
+    incoming = call.incoming(root, announced, metadata)
+    call.allocate(headers, [] if is_root else [incoming])
     for index in range(incoming.pending_segments):
         if outgoing and outgoing.segments[index].is_joined and call.iovecs:
             group.broadcast_iovecs(outgoing.iovecs(index), call.left)
         else:
             group.broadcast(outgoing.segment(index) if outgoing else incoming.memory(index), root, timeout=call.left)
-    return objects if outgoing else call.unpickle(root, incoming)
+    return objects if is_root else call.unpickle(root, incoming)
 
 
-def gather(group: ProcessGroup, value: Any, root: int, seconds: float, safe: bool) -> list[Any] | None:
+def gather(group: ProcessGroup, value: Any, root: int, timeout: Limit, safe: bool) -> list[Any] | None:
     """Return the objects of all ranks on ``root``, None elsewhere."""
-    call = ObjectCall(group, Kind.GATHER, root, seconds, safe)
-    outgoing = call.pickle(lambda: OutgoingObjects([value]))
-    headers = call.agree(call.header(outgoing, 1))
-    if group.rank() != root:
+    call = ObjectCall(group, Kind.GATHER, root, timeout, safe)
+    is_root = group.rank() == root
+    found = call.exchange((value,), 1, None if is_root else NONE)
+    if found is not None:
+        return [objects[0] for objects in found] if is_root else None
+    headers = call.agree()
+    outgoing = call.outgoing((value,))
+    if not is_root:
         _send_metadata(call, outgoing, headers[group.rank()], root, _COLLECTIVE_TAG)
         call.allocate(headers, [])
         _send_segments(call, outgoing, headers[group.rank()], root, _COLLECTIVE_TAG)
         return None
     incoming = []
-    for rank, header in enumerate(headers):
-        metadata = outgoing.metadata if rank == root else _recv_metadata(call, header, rank, _COLLECTIVE_TAG)
-        incoming.append(call.incoming(rank, header, metadata))
+    for rank, announced in enumerate(headers):
+        metadata = outgoing.metadata if rank == root else _recv_metadata(call, announced, rank, _COLLECTIVE_TAG)
+        incoming.append(call.incoming(rank, announced, metadata))
     call.allocate(headers, incoming)
     for rank, each in enumerate(incoming):
         if rank == root:
@@ -78,43 +93,55 @@ def gather(group: ProcessGroup, value: Any, root: int, seconds: float, safe: boo
     return [call.unpickle(rank, each)[0] for rank, each in enumerate(incoming)]
 
 
-def scatter(group: ProcessGroup, objects: Sequence[Any] | None, root: int, seconds: float, safe: bool) -> Any:
+def scatter(group: ProcessGroup, objects: Sequence[Any] | None, root: int, timeout: Limit, safe: bool) -> Any:
     """Return the object that ``root`` has for this rank; ``objects`` is used on the root only."""
-    call = ObjectCall(group, Kind.SCATTER, root, seconds, safe)
-    if group.rank() == root:
-        return _scatter_from_root(call, objects or ())
-    headers = call.agree(call.header(None, 1))
-    raw = np.empty(HEADER_BYTES, np.uint8)
-    group.recv(raw, root, _COLLECTIVE_TAG, call.left)
-    header = call.read_header(root, raw)
-    incoming = call.incoming(root, header, _recv_metadata(call, header, root, _COLLECTIVE_TAG))
+    call = ObjectCall(group, Kind.SCATTER, root, timeout, safe)
+    rank, size = group.rank(), group.size()
+    found = call.exchange(objects if rank == root else None, size, rank)
+    if found is not None:
+        return found[root][0]
+    headers = call.agree()
+    if rank == root:
+        return _scatter_from_root(call, headers, call.outgoing(objects or ()))
+    own, _ = call.recv_header(root, _COLLECTIVE_TAG)
+    coming = call.read_header(root, own)
+    incoming = call.incoming(root, coming, _recv_metadata(call, coming, root, _COLLECTIVE_TAG))
     call.allocate(headers, [incoming])
     _recv_segments(call, incoming, root, _COLLECTIVE_TAG)
     return call.unpickle(root, incoming)[0]
 
 
-def send(group: ProcessGroup, objects: Sequence[Any], destination: int, seconds: float) -> None:
+def send(group: ProcessGroup, objects: Sequence[Any], destination: int, timeout: Limit) -> None:
     """Send objects to one rank."""
-    call = ObjectCall(group, Kind.SEND, destination, seconds, False)
-
-    def send_header(header: Header) -> None:
-        group.send(header.pack(), destination, _MESSAGE_TAG, timeout=call.left)
-
-    outgoing = call.pickle(lambda: OutgoingObjects(objects), send_header)
-    header = call.header(outgoing, len(objects))
-    send_header(header)
-    _send_metadata(call, outgoing, header, destination, _MESSAGE_TAG)
-    _send_segments(call, outgoing, header, destination, _MESSAGE_TAG)
+    if group.takes_iovecs and group.calls.send_objects(objects, _SEND, destination, _MESSAGE_TAG, timeout):
+        return
+    call = ObjectCall(group, Kind.SEND, destination, timeout, False)
+    outgoing = call.send(objects, destination, _MESSAGE_TAG)
+    if outgoing is not None:
+        header = make_header(Kind.SEND, destination, len(objects), outgoing)
+        _send_metadata(call, outgoing, header, destination, _MESSAGE_TAG)
+        _send_segments(call, outgoing, header, destination, _MESSAGE_TAG)
 
 
-def recv(group: ProcessGroup, count: int, source: int | None, seconds: float, safe: bool) -> tuple[list[Any], int]:
+def recv(group: ProcessGroup, count: int, source: int | None, timeout: Limit, safe: bool) -> tuple[list[Any], int]:
     """Receive ``count`` objects from ``source``, or from any rank with None; return them and the sender's group rank.
 
     Raises CollectiveMismatch, after all have been received, when the sender sent more or fewer.
     """
-    call = ObjectCall(group, Kind.RECV, -1 if source is None else source, seconds, safe)
-    raw = np.empty(HEADER_BYTES, np.uint8)
-    source = group.recv(raw, source, _MESSAGE_TAG, call.left)
+    started = time.monotonic()
+    if group.takes_iovecs:
+        loads = loader(safe)
+        given = -1 if source is None else source
+        raw, sender, made, failed = group.calls.recv_objects(_SEND, count, given, _MESSAGE_TAG, loads, timeout)
+        if made is not None:
+            return made, sender
+        call = ObjectCall(group, Kind.RECV, given, timeout, safe, started)
+        if failed is not None:
+            raise call.unpickling_failed(*failed, raw) from failed[2]
+    else:
+        call = ObjectCall(group, Kind.RECV, -1 if source is None else source, timeout, safe, started)
+        raw, sender = call.recv_header(source, _MESSAGE_TAG)
+    source = sender
     header = call.read_header(source, raw)
     call.require_pickled(source, header)
     incoming = call.incoming(source, header, _recv_metadata(call, header, source, _MESSAGE_TAG))
@@ -129,15 +156,13 @@ def recv(group: ProcessGroup, count: int, source: int | None, seconds: float, sa
     return call.unpickle(source, incoming), source
 
 
-def _scatter_from_root(call: ObjectCall, objects: Sequence[Any]) -> Any:
+def _scatter_from_root(call: ObjectCall, announced: Sequence[Header], pickled: OutgoingObjects) -> Any:
     group, root = call.group, call.root
-    outgoing = call.pickle(lambda: [OutgoingObjects([value]) for value in objects])
-    headers = [call.header(each, 1) for each in outgoing]
-    total = Header(call.kind, root, 1, payload_size=sum(header.payload_size for header in headers))
-    announced = call.agree(total)
+    outgoing = [OutgoingObjects([each]) for each in pickled.pickled]
+    headers = [make_header(call.kind, root, 1, each) for each in outgoing]
     others = [rank for rank in range(group.size()) if rank != root]
     for rank in others:
-        group.send(headers[rank].pack(), rank, _COLLECTIVE_TAG, timeout=call.left)
+        call.send_header(headers[rank].pack(), rank, _COLLECTIVE_TAG)
         _send_metadata(call, outgoing[rank], headers[rank], rank, _COLLECTIVE_TAG)
     own = call.incoming(root, headers[root], outgoing[root].metadata)
     call.allocate(announced, [own])

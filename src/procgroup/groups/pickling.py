@@ -9,13 +9,13 @@ numpy.ndarray, which costs the unpickler no Python frame; the safe unpickler cal
 from __future__ import annotations
 
 import copyreg
+import functools
 import importlib
 import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -29,26 +29,52 @@ _PLAIN = {
 }
 
 
-@dataclass(frozen=True)
-class Pickled:
+class Pickled(NamedTuple):
     """An object as bytes: the name of its type, the pickle stream and the memory of its arrays."""
 
-    type_name: str
-    stream: memoryview
+    type_name: bytes
+    stream: bytes
     buffers: list[memoryview]
+
+
+class _Pickler:
+    """A pickler with its stream and its buffers. It is used again: to make one takes more time than a small object."""
+
+    __slots__ = ("buffers", "file", "pickler")
+
+    def __init__(self) -> None:
+        self.file = io.BytesIO()
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.pickler = pickle.Pickler(self.file, 5, buffer_callback=self.buffers.append)
+
+
+_idle: list[_Pickler] = []
+# A pickler that has made a longer stream is not kept: it holds memory for as many objects.
+_KEPT_BYTES = 64 << 10
 
 
 def pickle_object(value: Any) -> Pickled:
     """Pickle an object. The buffers are the object's own memory, not copies."""
-    file = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
-    pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
-    pickler.dispatch_table = {**copyreg.dispatch_table, **_ARRAYS, **_tensors()}
+    try:
+        chosen = _idle.pop()
+    except IndexError:  # none, or others have them: threads, and objects that send objects while they are pickled
+        chosen = _Pickler()
+    file, pickler = chosen.file, chosen.pickler
+    pickler.dispatch_table = _reducers()
     pickler.dump(value)
-    return Pickled(name_of_type(value), memoryview(file.getvalue()), [buffer.raw() for buffer in buffers])
+    stream = file.getvalue()
+    buffers = [buffer.raw() for buffer in chosen.buffers]
+    if len(stream) <= _KEPT_BYTES:
+        file.seek(0)
+        file.truncate()
+        pickler.clear_memo()
+        chosen.buffers.clear()
+        _idle.append(chosen)
+    kind: Any = type(value)
+    return Pickled(name_of_type(kind), stream, buffers)
 
 
-def unpickle_object(stream: memoryview, buffers: Sequence[Any], safe: bool) -> Any:
+def unpickle_object(stream: bytes | memoryview, buffers: Sequence[Any], safe: bool) -> Any:
     """Unpickle an object; its arrays are views of ``buffers``.
 
     With ``safe``, raises UnpicklingError for anything but plain data and arrays: no code of the object runs.
@@ -58,11 +84,20 @@ def unpickle_object(stream: memoryview, buffers: Sequence[Any], safe: bool) -> A
     return pickle.loads(stream, buffers=buffers)
 
 
-def name_of_type(value: Any) -> str:
-    """Return the name of an object's type, with its module unless that is builtins."""
-    kind = type(value)
+def loader(safe: bool) -> Callable[[bytes], Any]:
+    """Return what unpickles an object without buffers, as ``unpickle_object`` does."""
+    return _load_safely if safe else pickle.loads
+
+
+def _load_safely(stream: bytes) -> Any:
+    return unpickle_object(stream, (), True)
+
+
+@functools.lru_cache(maxsize=64)
+def name_of_type(kind: type) -> bytes:
+    """Return the name of a type, with its module unless that is builtins."""
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return name[:_NAME_LENGTH]
+    return name[:_NAME_LENGTH].encode()
 
 
 def _refuse_step(unpickler: Any) -> None:
@@ -239,7 +274,23 @@ _ARRAYS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _tensors() -> dict[type, Callable[[Any], Any]]:
-    torch = sys.modules.get("torch")
-    kind = getattr(torch, "Tensor", None)
-    return {} if kind is None else {kind: _reduce_tensor}
+class _Reducers(NamedTuple):
+    """How objects are reduced: ``everything`` was made when ``registered`` and torch's ``tensor`` were known."""
+
+    registered: dict[type, Callable[[Any], Any]]
+    tensor: type | None
+    everything: dict[type, Callable[[Any], Any]]
+
+
+_made = _Reducers({}, None, _ARRAYS)
+
+
+def _reducers() -> dict[type, Callable[[Any], Any]]:
+    """Return the functions that reduce objects: those which are registered in this process, and those for arrays."""
+    global _made
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensor is not _made.tensor or copyreg.dispatch_table != _made.registered:
+        own = _ARRAYS if tensor is None else {**_ARRAYS, tensor: _reduce_tensor}
+        registered = dict(copyreg.dispatch_table)
+        _made = _Reducers(registered, tensor, {**registered, **own})
+    return _made.everything
