@@ -393,6 +393,13 @@ void bind_group(nb::module_& module) {
            "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a.none(),
            nb::sig("def all_gather_iovecs(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
                    ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: " PROCGROUP_TIMEOUT ") -> None"))
+      .def("functional", &PythonGroup::functional, "name"_a, "tree"_a.none(), "root"_a, "source"_a, "op"_a.none(),
+           "combine"_a.none(), "tag"_a,
+           nb::sig("def functional(self, name: str, tree: object, root: int, source: int, op: object, "
+                   "combine: collections.abc.Callable[[typing.Any, list[int]], typing.Any] | None, tag: int) "
+                   "-> typing.Any"))
+      .def("try_sendrecv", &PythonGroup::try_sendrecv, "tree"_a.none(), "dst"_a.none(), "src"_a.none(), "tag"_a,
+           nb::sig("def try_sendrecv(self, tree: object, dst: object, src: object, tag: int) -> typing.Any"))
       .def("exchange_objects", CallMethod<&PythonGroup::exchange_objects>::named("exchange_objects"), "given"_a,
            "kind"_a, "root"_a, "count"_a, "loads"_a.none(), "wanted"_a, "timeout"_a.none(),
            nb::sig("def exchange_objects(self, given: bytes | int | collections.abc.Sequence[typing.Any], kind: int, "

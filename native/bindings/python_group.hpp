@@ -135,6 +135,13 @@ class PythonGroup {
   nb::object broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
   nb::object all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,
                                double seconds);
+  // A function of procgroup.functional of what functional.cpp describes; NotImplemented, and nothing is done, for all
+  // else. `root` and `source` are group ranks, of sendrecv the destination and the source; `combine` is what an
+  // all_reduce of an integer returns for `op` and the integers of all ranks.
+  nb::object functional(const char* name, nb::handle tree, int root, int source, nb::handle op, nb::handle combine,
+                        uint64_t tag);
+  // sendrecv with global ranks, as try_send has them.
+  nb::object try_sendrecv(nb::handle tree, nb::handle dst, nb::handle src, uint64_t tag);
   // An all_gather of the headers of an object operation, and a message that is one: see object_headers.cpp. What this
   // rank sends is a packed header, or its objects, or, of a rank that sends none, their number. Where all headers hold
   // their objects as a whole, `loads` makes the objects of all ranks, or of each the one that is wanted unless that is
@@ -194,6 +201,7 @@ class PythonGroup {
     uint64_t tag;
   };
   std::optional<Message> ordinary_message(nb::handle peer, nb::handle tag) const;
+  nb::object reduce_integer(nb::handle number, nb::handle op, nb::handle combine);
   int checked_source(int source) const;  // a group rank, or kAnySource
   // Run it here; return the sender's group rank.
   int run_message(const MessageRequest& request, double seconds, const Issued* issued = nullptr);

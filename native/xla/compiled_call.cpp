@@ -51,6 +51,63 @@ xla::Metadata* metadata_of(const xla::CallFrame& frame) {
   return reinterpret_cast<const xla::MetadataExtension*>(extension)->metadata;
 }
 
+void run_collective(ArrayPlace& place, const CompiledCall::Options& options, const Bundle& given,
+                    const Bundle& result) {
+  const OpKind op = options.op;
+  const bool is_root = place.group().rank() == options.root;
+  Request request;
+  request.source = options.line;
+  request.descriptor.op = op;
+  request.descriptor.dtype = given.dtype();
+  request.descriptor.root = options.root;
+  // The blocks of an all_to_all are described elsewhere, by pair of ranks.
+  request.descriptor.count = op == OpKind::kAllToAll ? 0 : given.width();
+  if (reduces(op)) {
+    request.descriptor.reduce_op = options.reduce_op;
+    request.factor = options.factor;
+  }
+  if (has_input_blocks(op))
+    request.inputs = given.rows();
+  else
+    request.input = given.data();
+  if (has_output_blocks(op))
+    request.outputs = result.rows();
+  else
+    request.output = result.data();
+  if (op == OpKind::kBroadcast) {  // which works on one array
+    if (is_root) place.copy(result.data(), given.data(), result.bytes());
+    request.input = result.data();
+  }
+  place.run(std::move(request));
+  if (op == OpKind::kReduce && !is_root) place.clear(result.data(), result.bytes());
+}
+
+void exchange(ArrayPlace& place, const CompiledCall::Options& options, const Bundle& given, const Bundle& result) {
+  if (options.root == place.group().rank())  // then it is the source, too
+    return place.copy(result.data(), given.data(), result.bytes());
+  const auto message = [&](OpKind op, const Bundle& array, int peer) {
+    MessageRequest request{op, array.data(), array.width(), array.dtype(), peer, options.tag};
+    request.source = options.line;
+    return request;
+  };
+  place.exchange(message(OpKind::kSend, given, options.root), message(OpKind::kRecv, result, options.source));
+}
+
+void run_bundle(ArrayPlace& place, const CompiledCall::Options& options, const XlaArrays& inputs,
+                const XlaArrays& outputs) {
+  const OpKind op = options.op;
+  const auto size = static_cast<size_t>(place.group().size());
+  const Bundle given(place, inputs, has_input_blocks(op) ? size : 1);
+  const Bundle result(place, outputs, has_output_blocks(op) ? size : 1);
+  if (given.width() != result.width()) throw std::invalid_argument("XLA gives results of another size");
+  given.pack();
+  if (op == OpKind::kSend)
+    exchange(place, options, given, result);
+  else
+    run_collective(place, options, given, result);
+  result.unpack();
+}
+
 }  // namespace
 
 XlaArrays arrays_of(const xla::Buffers& buffers) {
@@ -130,6 +187,12 @@ bool CompiledCall::goes_by_nccl(const NcclBackend& nccl, Dtype dtype) const {
   return nccl.supports(options_.op, dtype, reduces(options_.op) ? options_.reduce_op : ReduceOp::kSum);
 }
 
+void CompiledCall::run_on_host(Group& group, const Options& options, const XlaArrays& given, const XlaArrays& results,
+                               double seconds, LanguageRuntime& language) {
+  HostPlace place(group, seconds, language);
+  run_bundle(place, options, given, results);
+}
+
 bool CompiledCall::uses(const NcclBackend& nccl) const {
   return std::ranges::any_of(dtypes_, [&](Dtype dtype) { return goes_by_nccl(nccl, dtype); });
 }
@@ -144,9 +207,8 @@ void CompiledCall::run(Group& group, const XlaArrays& given, const XlaArrays& re
     request.after_device_work = true;
     return group.run(request, seconds, language);
   }
-  const auto run_on_host = [&](const XlaArrays& inputs, const XlaArrays& outputs) {
-    HostPlace place(group, seconds, language);
-    run_bundle(place, inputs, outputs);
+  const auto on_host = [&](const XlaArrays& inputs, const XlaArrays& outputs) {
+    run_on_host(group, options_, inputs, outputs, seconds, language);
   };
   for (const std::vector<size_t>& indices : bundles_) {
     XlaArrays inputs, outputs;
@@ -155,69 +217,14 @@ void CompiledCall::run(Group& group, const XlaArrays& given, const XlaArrays& re
       outputs.push_back(results[index]);
     }
     if (gpu == nullptr) {
-      run_on_host(inputs, outputs);
+      on_host(inputs, outputs);
     } else if (gpu->nccl && goes_by_nccl(*gpu->nccl, inputs.front().dtype)) {
       NcclPlace place(group, seconds, language, *gpu, options_.op);
-      run_bundle(place, inputs, outputs);
+      run_bundle(place, options_, inputs, outputs);
     } else {
-      run_on_copies(*gpu, inputs, outputs, seconds, language, run_on_host);
+      run_on_copies(*gpu, inputs, outputs, seconds, language, on_host);
     }
   }
-}
-
-void CompiledCall::run_bundle(ArrayPlace& place, const XlaArrays& inputs, const XlaArrays& outputs) const {
-  const OpKind op = options_.op;
-  const auto size = static_cast<size_t>(place.group().size());
-  const Bundle given(place, inputs, has_input_blocks(op) ? size : 1);
-  const Bundle result(place, outputs, has_output_blocks(op) ? size : 1);
-  if (given.width() != result.width()) throw std::invalid_argument("XLA gives results of another size");
-  given.pack();
-  if (op == OpKind::kSend)
-    exchange(place, given, result);
-  else
-    run_collective(place, given, result);
-  result.unpack();
-}
-
-void CompiledCall::run_collective(ArrayPlace& place, const Bundle& given, const Bundle& result) const {
-  const OpKind op = options_.op;
-  const bool is_root = place.group().rank() == options_.root;
-  Request request;
-  request.source = options_.line;
-  request.descriptor.op = op;
-  request.descriptor.dtype = given.dtype();
-  request.descriptor.root = options_.root;
-  // The blocks of an all_to_all are described elsewhere, by pair of ranks.
-  request.descriptor.count = op == OpKind::kAllToAll ? 0 : given.width();
-  if (reduces(op)) {
-    request.descriptor.reduce_op = options_.reduce_op;
-    request.factor = options_.factor;
-  }
-  if (has_input_blocks(op))
-    request.inputs = given.rows();
-  else
-    request.input = given.data();
-  if (has_output_blocks(op))
-    request.outputs = result.rows();
-  else
-    request.output = result.data();
-  if (op == OpKind::kBroadcast) {  // which works on one array
-    if (is_root) place.copy(result.data(), given.data(), result.bytes());
-    request.input = result.data();
-  }
-  place.run(std::move(request));
-  if (op == OpKind::kReduce && !is_root) place.clear(result.data(), result.bytes());
-}
-
-void CompiledCall::exchange(ArrayPlace& place, const Bundle& given, const Bundle& result) const {
-  if (options_.root == place.group().rank())  // then it is the source, too
-    return place.copy(result.data(), given.data(), result.bytes());
-  const auto message = [&](OpKind op, const Bundle& array, int peer) {
-    MessageRequest request{op, array.data(), array.width(), array.dtype(), peer, options_.tag};
-    request.source = options_.line;
-    return request;
-  };
-  place.exchange(message(OpKind::kSend, given, options_.root), message(OpKind::kRecv, result, options_.source));
 }
 
 }  // namespace procgroup

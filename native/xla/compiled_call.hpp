@@ -41,6 +41,10 @@ class CompiledCall {
 
   CompiledCall(Options options, const std::vector<Dtype>& dtypes);
 
+  // Make a call of arrays of one dtype in host memory. Blocking; throws as run().
+  static void run_on_host(Group& group, const Options& options, const XlaArrays& given, const XlaArrays& results,
+                          double seconds, LanguageRuntime& language);
+
   // Whether NCCL makes calls of it on a GPU.
   bool uses(const NcclBackend& nccl) const;
 
@@ -54,9 +58,6 @@ class CompiledCall {
  private:
   void require_compiled(const XlaArrays& arrays) const;
   bool goes_by_nccl(const NcclBackend& nccl, Dtype dtype) const;
-  void run_bundle(ArrayPlace& place, const XlaArrays& inputs, const XlaArrays& outputs) const;
-  void run_collective(ArrayPlace& place, const Bundle& given, const Bundle& result) const;
-  void exchange(ArrayPlace& place, const Bundle& given, const Bundle& result) const;
 
   Options options_;
   std::vector<Dtype> dtypes_;

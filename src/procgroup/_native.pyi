@@ -282,6 +282,17 @@ class Group:
         nbytes: int,
         timeout: datetime.timedelta | float | None,
     ) -> None: ...
+    def functional(
+        self,
+        name: str,
+        tree: object,
+        root: int,
+        source: int,
+        op: object,
+        combine: Callable[[Any, list[int]], Any] | None,
+        tag: int,
+    ) -> Any: ...
+    def try_sendrecv(self, tree: object, dst: object, src: object, tag: int) -> Any: ...
     def exchange_objects(
         self,
         given: bytes | int | Sequence[Any],

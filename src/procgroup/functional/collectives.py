@@ -8,15 +8,16 @@ While JAX traces a function, for jit, grad or vmap, a call becomes a part of wha
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from procgroup.api.default_group import resolve
 from procgroup.api.ranks import group_rank_of, root_or_first
 from procgroup.errors import ArgumentError
-from procgroup.functional import tracing
+from procgroup.functional import numbers, tracing
 from procgroup.functional.calls import perform
 from procgroup.functional.fusing import Leaves
 from procgroup.functional.operations import (
+    TAG,
     AllGather,
     AllReduce,
     AllToAll,
@@ -38,14 +39,17 @@ def all_reduce(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | No
 
     Python's integers are combined by Python's own operators: they do not overflow, and their AVG is a float.
     """
-    return _perform(tree, AllReduce(checks.reduce_op(op)), resolve(group))
+    chosen = resolve(group)
+    found = _quick(chosen, "all_reduce", tree, op=op)
+    return _perform(tree, AllReduce(checks.reduce_op(op)), chosen) if found is NotImplemented else found
 
 
 def broadcast(tree: T, src: int | None = None, group: ProcessGroup | None = None, group_src: int | None = None) -> T:
     """Return the arrays of rank ``src``, by default 0. The other ranks pass arrays of the same shapes and dtypes."""
     chosen = resolve(group)
     root = checks.group_rank(root_or_first(chosen, src, group_src), chosen.size(), chosen.group_name)
-    return _perform(tree, Broadcast(root), chosen)
+    found = _quick(chosen, "broadcast", tree, root)
+    return _perform(tree, Broadcast(root), chosen) if found is NotImplemented else found
 
 
 @overload
@@ -57,7 +61,9 @@ def all_gather(tree: Any, group: ProcessGroup | None = None) -> Any:
 
     For a Python number it is the list of those of all ranks.
     """
-    return _perform(tree, AllGather(), resolve(group))
+    chosen = resolve(group)
+    found = _quick(chosen, "all_gather", tree)
+    return _perform(tree, AllGather(), chosen) if found is NotImplemented else found
 
 
 def reduce_scatter(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> T:
@@ -65,7 +71,9 @@ def reduce_scatter(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup 
 
     The first dimension has one element per rank; the result does not have it. Raises ArgumentError for another length.
     """
-    return _perform(tree, ReduceScatter(checks.reduce_op(op)), resolve(group))
+    chosen = resolve(group)
+    found = _quick(chosen, "reduce_scatter", tree, op=op)
+    return _perform(tree, ReduceScatter(checks.reduce_op(op)), chosen) if found is NotImplemented else found
 
 
 def all_to_all(tree: T, group: ProcessGroup | None = None) -> T:
@@ -73,7 +81,9 @@ def all_to_all(tree: T, group: ProcessGroup | None = None) -> T:
 
     The first dimension has one element per rank, also in the result. Raises ArgumentError for another length.
     """
-    return _perform(tree, AllToAll(), resolve(group))
+    chosen = resolve(group)
+    found = _quick(chosen, "all_to_all", tree)
+    return _perform(tree, AllToAll(), chosen) if found is NotImplemented else found
 
 
 def sendrecv(
@@ -91,6 +101,10 @@ def sendrecv(
     send to itself, or only receive from itself.
     """
     chosen = resolve(group)
+    if group_dst is None and group_src is None and not tracing.is_active():
+        found = chosen.calls.try_sendrecv(tree, dst, src, TAG)
+        if found is not NotImplemented:
+            return cast(T, found)
     destination = checks.group_rank(group_rank_of(chosen, dst, group_dst), chosen.size(), chosen.group_name)
     source = checks.group_rank(group_rank_of(chosen, src, group_src), chosen.size(), chosen.group_name)
     if chosen.rank() in (destination, source) and destination != source:
@@ -99,7 +113,8 @@ def sendrecv(
             f"group rank {chosen.rank()} as both destination and source, or as neither, got destination {destination} "
             f"and source {source}."
         )
-    return _perform(tree, SendRecv(destination, source), chosen)
+    found = _quick(chosen, "send", tree, destination, source)
+    return _perform(tree, SendRecv(destination, source), chosen) if found is NotImplemented else found
 
 
 def barrier(group: ProcessGroup | None = None) -> None:
@@ -109,6 +124,15 @@ def barrier(group: ProcessGroup | None = None) -> None:
         tracing.barrier(chosen)
     else:
         chosen.barrier()
+
+
+def _quick(
+    group: ProcessGroup, name: str, tree: Any, root: int = -1, source: int = -1, op: AnyReduceOp | None = None
+) -> Any:
+    """Return the results for numbers and NumPy's arrays, made natively; NotImplemented for all else."""
+    if tracing.is_active():
+        return NotImplemented
+    return group.calls.functional(name, tree, root, source, op, numbers.combine, TAG)
 
 
 def _perform(tree: T, operation: Operation, group: ProcessGroup) -> T:

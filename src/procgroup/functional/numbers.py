@@ -60,6 +60,11 @@ def as_given(array: Any, kind: str) -> Any:
     return array[()] if kind == NUMPY else array
 
 
+def combine(op: AnyReduceOp, values: Sequence[Any]) -> Any:
+    """Return the integers of all ranks combined. Raises TypeError for an op that integers do not have."""
+    return combiner(op)(values)
+
+
 def combiner(op: AnyReduceOp) -> Callable[[Sequence[Any]], Any]:
     """Return what combines the integers of all ranks. Raises TypeError for an op that integers do not have."""
     if op == ReduceOp.AVG:
