@@ -54,6 +54,13 @@ void PythonGroup::abort() {
   group_->abort();
 }
 
+nb::object PythonGroup::enqueue(const char* op, const nb::tuple& arguments) const {
+  const auto count = static_cast<Py_ssize_t>(arguments.size());
+  const nb::object given = nb::steal(PyTuple_GetSlice(arguments.ptr(), 0, count - 2));
+  nb::cast<nb::list>(queue_).append(nb::make_tuple(op, given, arguments[arguments.size() - 1]));
+  return arguments[arguments.size() - 2].is(nb::handle(Py_True)) ? queued_work_ : nb::none();
+}
+
 PythonGroup PythonGroup::direct() const {
   PythonGroup same = *this;
   same.intercept_.reset();
@@ -329,6 +336,8 @@ void bind_group(nb::module_& module) {
       .def("intercept", &PythonGroup::intercept, "issue"_a.none(), "only_awaits"_a = false,
            nb::sig("def intercept(self, issue: collections.abc.Callable[..., typing.Any] | None, "
                    "only_awaits: bool = False) -> None"))
+      .def("queue_in", &PythonGroup::queue_in, "queue"_a, "work"_a,
+           nb::sig("def queue_in(self, queue: list[tuple[str, tuple[typing.Any, ...], float]], work: object) -> None"))
       .def("source_line", &PythonGroup::source_line)
       .def("allow_unknown_threads", [](const PythonGroup&) { unknown_threads_may_call = true; })
       .def("set_timeout", &PythonGroup::set_timeout, "seconds"_a)

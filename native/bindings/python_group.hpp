@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -56,11 +57,17 @@ class PythonGroup {
   // it does no more than await the calls of compiled functions: those pass it by.
   void intercept(nb::object issue, bool only_awaits) {
     intercept_ = std::move(issue);
+    queue_.reset();
     shared_->lets_compiled_pass = only_awaits || !is_intercepted();
   }
   bool is_intercepted() const { return intercept_.is_valid() && !intercept_.is_none(); }
+  // Append the calls that can be coalesced to `queue` in place of `issue`, each as its name, its arguments up to
+  // `async_op` and its timeout; they return None, or with `async_op` `work`. Until the next intercept().
+  void queue_in(nb::list queue, nb::object work) { queue_ = std::move(queue), queued_work_ = std::move(work); }
   template <class... Arguments>
   nb::object pass_on(const char* op, Arguments... arguments) const {
+    if constexpr (sizeof...(Arguments) > 2)
+      if (queue_.is_valid() && can_be_coalesced(op)) return enqueue(op, nb::make_tuple(arguments...));
     return intercept_(op, arguments...);
   }
   // Let a backend move the bytes of calls, from the first one on, on all ranks: a program's own, given by
@@ -155,6 +162,10 @@ class PythonGroup {
   nb::object recv_objects(int kind, int count, int source, uint64_t tag, nb::handle loads, double seconds);
 
  private:
+  static bool can_be_coalesced(std::string_view op) {
+    return op == "all_reduce" || op == "all_gather_single" || op == "reduce_scatter_single";
+  }
+  nb::object enqueue(const char* op, const nb::tuple& arguments) const;
   bool was_forked() const;
 
   // How to issue a call; `results` is what the result() of its Work gives: see Work.
@@ -224,6 +235,8 @@ class PythonGroup {
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   bool only_checks_ = false;
   nb::object intercept_;
+  nb::object queue_;  // null unless calls are coalesced
+  nb::object queued_work_;
   nb::object prepare_;
   MpiBackend mpi_;                     // null unless MPI moves the bytes
   std::shared_ptr<NcclBackend> nccl_;  // null unless NCCL moves those of arrays on GPUs

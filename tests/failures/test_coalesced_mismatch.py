@@ -12,7 +12,6 @@ from failures.operations import TRANSPORTS, on
 
 import procgroup as dist
 from procgroup.groups.calls import GroupCalls
-from procgroup.groups.issue import QueuedCall
 from world import run
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -69,6 +68,6 @@ WHERE: dict[str, Any] = {"op": "barrier", "sequence": 1, "group": "0", "rank": 0
 
 
 def test_a_call_that_finds_the_group_ended_waits_for_the_failure_of_the_first_call() -> None:
-    calls = [QueuedCall("barrier", (), 1.0)] * 2
+    calls = [("barrier", (), 1.0)] * 2
     with pytest.raises(dist.CollectiveMismatch):
         GroupWhoseSecondCallIsTooLate()._issue_all(calls, [], True)

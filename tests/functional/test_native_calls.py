@@ -144,3 +144,20 @@ def test_bad_arguments_raise_before_anything_moves() -> None:
     ]
     for texts in world.run(refuse, 2):
         assert [text for part, text in zip(parts, texts, strict=True) if part not in text] == []
+
+
+def coalesce(rank: int, size: int) -> list[str]:
+    dist.init_process_group()
+    texts = []
+    for value in (1.0, np.ones(3), {"a": np.ones(3)}):
+        with pytest.raises(ValueError) as raised, dist._coalescing_manager():
+            functional.all_reduce(value)
+        texts.append(str(raised.value))
+    assert functional.all_reduce(1.0) == 2.0
+    dist.destroy_process_group()
+    return texts
+
+
+def test_a_call_that_returns_its_result_cannot_be_coalesced() -> None:
+    for texts in world.run(coalesce, 2):
+        assert all(text.startswith("functional.all_reduce on group 0") for text in texts)

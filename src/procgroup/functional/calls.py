@@ -27,6 +27,7 @@ class _Call:
 
 def perform(leaves: Leaves, operation: Operation, group: ProcessGroup) -> Any:
     """Make the calls once all are found good: where one is bad, no other rank has seen any of them."""
+    group.require_results_at_once(f"functional.{operation.name}")
     calls = deque(_prepare(same, operation, group.size()) for same in leaves.by_dtype())
     for call in calls if len(calls) > 1 else ():
         call.operation.check(group, call.given, call.result)

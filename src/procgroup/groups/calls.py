@@ -194,7 +194,7 @@ class GroupCalls(Collectives):
             checks.array_list(outputs, len(arrays), *call, "input")
         seconds = self.seconds_of(timeout)
         calls = [
-            QueuedCall("all_gather", ([outputs[place] for outputs in output_lists], array), seconds)
+            ("all_gather", ([outputs[place] for outputs in output_lists], array), seconds)
             for place, array in enumerate(arrays)
         ]
         return self._issue_all(calls, [array for outputs in output_lists for array in outputs], async_op)
@@ -218,7 +218,7 @@ class GroupCalls(Collectives):
         checks.array_list(outputs, len(arrays), "outputs", "all_gather_single_coalesced", self._rank, "input")
         seconds = self.seconds_of(timeout)
         pairs = zip(outputs, arrays, strict=True)
-        return self._issue_all([QueuedCall("all_gather_single", pair, seconds) for pair in pairs], outputs, async_op)
+        return self._issue_all([("all_gather_single", pair, seconds) for pair in pairs], outputs, async_op)
 
     @overload
     def reduce_scatter_single_coalesced(
@@ -246,25 +246,26 @@ class GroupCalls(Collectives):
         checks.array_list(outputs, len(arrays), "outputs", "reduce_scatter_single_coalesced", self._rank, "input")
         seconds = self.seconds_of(timeout)
         calls = [
-            QueuedCall("reduce_scatter_single", (output, array, op), seconds)
+            ("reduce_scatter_single", (output, array, op), seconds)
             for output, array in zip(outputs, arrays, strict=True)
         ]
         return self._issue_all(calls, outputs, async_op)
 
     def issue_queued(self, queue: Sequence[QueuedCall], async_op: bool = False) -> Issued:
         """Issue queued calls. Raises RuntimeError when they are of different operations."""
-        kinds = {call.op for call in queue}
+        if not queue:
+            return None
+        names, arguments, timeouts = zip(*queue, strict=True)
+        kinds = set(names)
         if len(kinds) > 1:
             raise RuntimeError(
                 "Coalescing manager requires all collectives to be the same type, "
                 f"but got mixed types: {', '.join(sorted(kinds))}"
             )
-        results = [call.arguments[0] for call in queue]
         if kinds == {"all_reduce"}:
-            ops = [call.arguments[1] for call in queue]
-            retain = any(call.arguments[2] for call in queue)
-            return self._reduce_all(results, ops, retain, max(call.timeout for call in queue), async_op)
-        return self._issue_all(queue, results, async_op)
+            arrays, ops, retain = zip(*arguments, strict=True)
+            return self._reduce_all(arrays, ops, any(retain), max(timeouts), async_op)
+        return self._issue_all(queue, [given[0] for given in arguments], async_op)
 
     def _reduce_all(
         self, arrays: Arrays, ops: Sequence[AnyReduceOp], retain: bool, timeout: Limit, async_op: bool
@@ -275,18 +276,18 @@ class GroupCalls(Collectives):
 
     def _issue_all(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Issued:
         """Check all calls, then issue them: if one is invalid, no other rank sees any of them."""
-        for call in calls if len(calls) > 1 else ():
-            self._check(call.op, *call.arguments)
+        for op, arguments, _ in calls if len(calls) > 1 else ():
+            self._check(op, *arguments)
         works: list[Work] = []
-        for call in calls:
+        for op, arguments, seconds in calls:
             try:
-                works.append(getattr(self.calls, call.op)(*call.arguments, async_op, call.timeout))
+                works.append(getattr(self.calls, op)(*arguments, async_op, seconds))
             except GroupBroken:
                 first = _first_failure(works) if async_op else None
                 if first is None:
                     raise
                 raise first from None
-        return self.calls.join(works, calls[0].op, results) if async_op and works else None
+        return self.calls.join(works, calls[0][0], results) if async_op and works else None
 
     def _check(self, op: str, *arguments: Any) -> None:
         """Check the arguments of an operation, up to ``async_op``, without issuing it."""

@@ -14,7 +14,7 @@ from procgroup.groups import checks, receive_pool
 from procgroup.groups.backend import AnyBackend, MakeBackends, NativeBackend, no_backends, use
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
-from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall
+from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall, QueuedWork
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
@@ -311,6 +311,14 @@ class ProcessGroup(GroupCalls):
         self._issue.queue = None
         self._intercept()
 
+    def require_results_at_once(self, call: str) -> None:
+        """Raise ValueError while the group coalesces calls: what this one returns would not be there yet."""
+        if self._issue.queue is not None:
+            raise ValueError(
+                f"{call} on {self._where()} returns its result, and inside of _coalescing_manager calls are issued "
+                "when the block ends. Make the call outside of it, or call dist.all_reduce and its like inside."
+            )
+
     def deferring(self) -> Deferral:
         """Return the Deferral of this group. Raises the error of the group's calls when the group has ended."""
         self._issue.require_open()
@@ -355,6 +363,8 @@ class ProcessGroup(GroupCalls):
 
     def _intercept(self) -> None:
         self.calls.intercept(self._issue if self._issue.is_needed else None, self._issue.only_awaits)
+        if self._issue.queue is not None:
+            self.calls.queue_in(self._issue.queue, QueuedWork())
 
     def _close(self, error: Callable[[], DistError]) -> None:
         """Let every call raise ``error()``, which must not refer to the group: the engine would keep it alive."""

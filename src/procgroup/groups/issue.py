@@ -6,8 +6,9 @@ call to ``Issue``, which issues it when all states permit::
     call --> closed: raise --> coalescing: queue --> awaited: wait --> deferred: wait --> hooks --> engine
 
 ``closed`` is a group that was destroyed, or that a fork has copied. To *coalesce* is to queue calls, and to issue them
-together later. To *await* is to wait, before each call, for calls that another library makes from a thread of its own:
-a function that JAX compiled may still run after its call has returned, and make calls on the group then. Those calls
+together later; the native group queues them itself, and passes on only those that cannot be coalesced. To *await* is to
+wait, before each call, for calls that another library makes from a thread of its own: a function that JAX compiled may
+still run after its call has returned, and make calls on the group then. Those calls
 themselves are not passed to ``Issue`` unless the group is in another state, too (``only_awaits``). To *defer* a call is
 to let a thread issue it when its input is ready, as a tensor that is still being copied from a device; later calls wait
 until the deferred call has been issued, not until it has completed. Ranks match calls by the order in which each rank
@@ -21,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from procgroup.errors import DistBackendError, DistError
 
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 _IDLE_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 
-COALESCED = frozenset(("all_reduce", "all_gather_single", "reduce_scatter_single"))
-"""The operations whose calls a coalescing group queues; it issues all others at once."""
-
 Hook = Callable[[str, tuple[Any, ...]], Callable[[BaseException | None], object] | None]
 """Called before a call is issued, with the operation's name and arguments. The function that it returns, if any, is
 called when the call has been issued (a blocking call: has completed), with the exception that it raised or None."""
@@ -41,12 +39,8 @@ called when the call has been issued (a blocking call: has completed), with the 
 _inside = threading.local()
 
 
-class QueuedCall(NamedTuple):
-    """One call: the operation's name, and its arguments up to ``async_op``."""
-
-    op: str
-    arguments: tuple[Any, ...]
-    timeout: float
+QueuedCall = tuple[str, tuple[Any, ...], float]
+"""One call: the operation's name, its arguments up to ``async_op``, and its timeout in seconds."""
 
 
 class Issue:
@@ -74,11 +68,6 @@ class Issue:
     def __call__(self, op: str, *arguments: Any) -> Any:
         """Issue a call of the native group when all states permit, and return its result."""
         self.require_open()
-        queue = self.queue  # another thread may close the group meanwhile
-        if queue is not None and op in COALESCED:
-            *given, async_op, timeout = arguments
-            queue.append(QueuedCall(op, tuple(given), timeout))
-            return QueuedWork() if async_op else None
         self.wait_for_turn(op)
         after = [then for hook in self.hooks if (then := hook(op, arguments)) is not None]
         error: BaseException | None = None
