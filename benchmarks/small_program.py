@@ -52,6 +52,10 @@ class Program(ABC):
     def take_any(self) -> tuple[Any, int]:
         """Receive an object from any rank; return it and its sender."""
 
+    @abstractmethod
+    def meet(self) -> None:
+        """Wait for all ranks: a worker's first request of the next call is not one of this call."""
+
     def ping_pong(self) -> None:
         if self.rank == 0:
             self.put(THING, 1)
@@ -61,11 +65,15 @@ class Program(ABC):
 
     def master_worker(self) -> None:
         """Rank 0 hands out tasks to whoever asks; each worker sends its result with the next request."""
-        if self.rank:
+        if self.rank == 0:
+            self._hand_out()
+        else:
             self.put(None, 0)
             while (task := self.take(0)) is not None:
                 self.put(task * task, 0)
-            return
+        self.meet()
+
+    def _hand_out(self) -> None:
         total, next_task, working = 0, 0, self.size - 1
         while working:
             result, worker = self.take_any()

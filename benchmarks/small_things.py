@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/small_things.py [--ranks 2] [--ops NAMES] [--rounds 10] [--before WHEEL] [--json FILE]
+    python benchmarks/small_things.py [--ranks 2] [--ops NAMES] [--peers NAMES] [--rounds 10] [--before WHEEL]
 
 Each operation is written as users of that library write it: docs/guide/mpi4py.md has both forms. Peers, rounds and
 ratios are those of run.py: a ratio is the peer's time divided by procgroup's.
@@ -50,9 +50,7 @@ OPERATIONS = (
 
 def start(arguments: argparse.Namespace, on_exit: ExitStack) -> dict[str, Peer]:
     """Start the ranks of all peers. Raises PeerFailure where one cannot be had."""
-    known: dict[str, Callable[[int], PeerCommand]] = {
-        name: peer_commands.PEERS[name] for name in (REFERENCE, "mpich", "openmpi")
-    }
+    known: dict[str, Callable[[int], PeerCommand]] = {name: peer_commands.PEERS[name] for name in arguments.peers}
     if arguments.before:
         known["before"] = peer_commands.wheel("before", arguments.before)
     directory = Path(on_exit.enter_context(tempfile.TemporaryDirectory(prefix="procgroup-bench-")))
@@ -98,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure numbers and small objects beside mpi4py.")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--ops", type=lambda text: text.split(","), default=OPERATIONS)
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=(REFERENCE, "mpich", "openmpi"))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.1)
     parser.add_argument("--timeout", type=float, default=120)

@@ -33,6 +33,9 @@ class Theirs(Program):
     def take_any(self) -> tuple[Any, int]:
         return world.recv(source=MPI.ANY_SOURCE, status=status), status.Get_source()
 
+    def meet(self) -> None:
+        world.Barrier()
+
     def scatter(self) -> Any:
         return world.scatter([THING] * self.size if self.rank == 0 else None)
 

@@ -32,6 +32,9 @@ class Ours(Program):
         sender = dist.recv_object_list(things)
         return things[0], sender
 
+    def meet(self) -> None:
+        dist.barrier()
+
     def all_gather(self, thing: Any) -> list[Any]:
         things: list[Any] = [None] * self.size
         dist.all_gather_object(things, thing)

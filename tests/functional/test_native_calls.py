@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import procgroup as dist
+import world
 from procgroup import functional
-from tests import world
 
 Values = Callable[[int, int], Any]
 

@@ -8,11 +8,11 @@ call to ``Issue``, which issues it when all states permit::
 ``closed`` is a group that was destroyed, or that a fork has copied. To *coalesce* is to queue calls, and to issue them
 together later; the native group queues them itself, and passes on only those that cannot be coalesced. To *await* is to
 wait, before each call, for calls that another library makes from a thread of its own: a function that JAX compiled may
-still run after its call has returned, and make calls on the group then. Those calls
-themselves are not passed to ``Issue`` unless the group is in another state, too (``only_awaits``). To *defer* a call is
-to let a thread issue it when its input is ready, as a tensor that is still being copied from a device; later calls wait
-until the deferred call has been issued, not until it has completed. Ranks match calls by the order in which each rank
-issues them, so no state may change that order.
+still run after its call has returned, and make calls on the group then. Those calls themselves are not passed to
+``Issue`` unless the group is in another state, too (``only_awaits``). To *defer* a call is to let a thread issue it
+when its input is ready, as a tensor that is still being copied from a device; later calls wait until the deferred call
+has been issued, not until it has completed. Ranks match calls by the order in which each rank issues them, so no state
+may change that order.
 """
 
 from __future__ import annotations
