@@ -12,7 +12,7 @@ import numpy as np
 
 from layouts import FLAT, FROZEN, arranged
 from operations import OPERATIONS, Operation, Part
-from oracle import COMPLEX, FLOAT8, INTEGERS, Array, is_defined, numpy_dtype
+from oracle import COMPLEX, FLOAT8, INTEGERS, LOGICAL, Array, is_defined, numpy_dtype
 
 FIRST_SEED = int(os.environ.get("PROCGROUP_TEST_SEED", "0"))
 """Of the random tests that play one seed after the other: the seed that a failure names is the first with this."""
@@ -132,6 +132,8 @@ def values(case: Case, rank: int, place: int, count: int) -> Array:
         chosen = random.integers(0, 2, count).astype(bool)
         # Where torch plays too, a sum of two Trues is a case of its own: "truth".
         return chosen & (np.arange(count) % 8 == rank) if case.op == "SUM" and case.values == "exact" else chosen
+    if case.row.reduces and case.op in LOGICAL:  # otherwise few would be 0
+        return random.choice(np.array([0, 1, np.iinfo(dtype).min, np.iinfo(dtype).max], dtype), count)
     # Any bits: integers wrap, and what is moved is only moved.
     if case.dtype in INTEGERS or (case.values == "accumulated" and not case.row.reduces):
         return random.integers(0, 256, count * dtype.itemsize, dtype=np.uint8).view(dtype)

@@ -10,6 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from procgroup import _native
+from procgroup.types import ReduceOp
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
@@ -19,8 +22,10 @@ COMPLEX = ["complex64", "complex128"]
 FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
 DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX, *FLOAT8]
 
-OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
+OPS = [op.name for op in ReduceOp if op is not ReduceOp.PREMUL_SUM]
 """All but PREMUL_SUM, which takes a factor."""
+LOGICAL = {"LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor}
+"""These give 0 or 1, of one block too."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -28,14 +33,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_defined(op: str, dtype: str) -> bool:
-    """Return whether a reduction has a meaning, and so is done rather than refused."""
-    if dtype in FLOAT8:
-        return False
-    if dtype in COMPLEX:
-        return op in ("SUM", "AVG", "PRODUCT")
-    if op == "AVG":
-        return dtype != "bool"
-    return op in ("SUM", "PRODUCT", "MIN", "MAX") or dtype not in FLOATS
+    """Return whether a reduction has a meaning, and so is done rather than refused: see test_reduce_ops.py."""
+    return _native.supports(ReduceOp[op], dtype)
 
 
 def combined(op: str, blocks: Sequence[Array]) -> Array:
@@ -43,6 +42,8 @@ def combined(op: str, blocks: Sequence[Array]) -> Array:
     dtype = blocks[0].dtype
     wide = [block.astype(np.float32) if dtype.name in HALVES else block for block in blocks]
     with np.errstate(all="ignore"):
+        if op in LOGICAL:
+            return np.asarray(LOGICAL[op].reduce(blocks)).astype(dtype)
         if op != "AVG":
             return np.asarray(reduce(_FUNCTIONS[op], wide)).astype(dtype)
         if dtype.name in INTEGERS:

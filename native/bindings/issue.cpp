@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/premultiply.hpp"
+#include "ops/preparation.hpp"
 #include "python_group.hpp"
 
 namespace procgroup {
@@ -19,7 +19,7 @@ nb::object PythonGroup::issue(Request&& request, const Options& options, ArrayVi
     if (only_checks_) return nb::none();
     request.source = engine_->source_line();
     if (!options.async_op && (mpi_ || !needs_backend(request))) {
-      if (request.factor != 1.0) premultiply(request);
+      prepare(request);
       if (view.has_scratch()) move_through_scratch(request, {&view, 1});
       if (!needs_backend(request)) return run(request, options.seconds);
       const BlockingMpiCall call(mpi_, *group_, request, view);
@@ -36,7 +36,7 @@ nb::object PythonGroup::issue(Request&& request, const Options& options, std::sh
     return issue_on_device(std::move(request), options, std::move(issued));
   if (only_checks_) return nb::none();
   if (request.source == 0) request.source = engine_->source_line();
-  if (request.factor != 1.0) premultiply(request);
+  prepare(request);
   move_through_scratch(request, issued->arrays);
   if (needs_backend(request) && !issued->arrays.empty()) move_by_backend(request, *issued, std::move(issued->arrays));
   if (!options.async_op) return run(request, options.seconds, issued.get());
@@ -77,7 +77,7 @@ nb::object PythonGroup::issue_on_device(Request&& request, const Options& option
   if (!is_staged) return issue_to_nccl(std::move(request), options, std::move(issued), std::move(used));
   const auto staged = stage(request, issued->device_arrays, used, group_->rank());
   issued->device_task = staged;
-  if (request.factor != 1.0) premultiply(request);
+  prepare(request);
   if (needs_backend(request)) {
     request.before = [staged, before = std::move(request.before)] {
       if (before) before();

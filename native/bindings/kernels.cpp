@@ -63,9 +63,22 @@ void reduce_elements(const std::string& name, int op, nb::handle out, const std:
                     target.bytes() / procgroup::dtype_size(dtype));
 }
 
+nb::list reduce_ops() {
+  nb::list rows;
+  for (const procgroup::ReduceOpRow& row : procgroup::kReduceOpTable) {
+    nb::dict entry;
+    entry["name"] = row.name;
+    entry["combines"] = procgroup::reduce_op_name(row.combines);
+    entry["mpi"] = row.mpi;
+    rows.append(entry);
+  }
+  return rows;
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& module) {
+  module.def("reduce_ops", &reduce_ops, nb::sig("def reduce_ops() -> list[dict[str, str]]"));
   module.def("reduce_elements", &reduce_elements, nb::arg("dtype_name"), nb::arg("op"), nb::arg("out"),
              nb::arg("sources"));
   module.def(

@@ -82,7 +82,8 @@ void finish_small(CollectiveState& state, const Request& request) {
   const int sources = sources_of(call.op, state.rank, state.size());
   for (int rank = 0; rank < sources; ++rank)
     state.sources[static_cast<size_t>(rank)] = payload(state, call, rank) + before * element;
-  if (sources == 1) return copy_unless_same(request.output, state.sources[0], count * element);
+  if (sources == 1)  // the law of one source: see dtype/reduce_ops.hpp
+    return copy_unless_same(request.output, state.sources[0], count * element);
   reduction_kernel(call.dtype, call.reduce_op)(request.output, state.sources.data(), sources, count);
 }
 

@@ -4,32 +4,37 @@ namespace procgroup {
 
 namespace {
 
-enum class Kind : uint8_t {
-  kIntegral,
-  kFloating,
-  kComplex,
-  kOpaque,  // moved, never reduced
-};
+constexpr unsigned kOpaque = 0;  // moved, never reduced
 
 struct DtypeFacts {
   const char* name;
   size_t size;
-  Kind kind;
+  unsigned kind;
 };
 
 // In the order of Dtype.
 constexpr DtypeFacts kFacts[kDtypes] = {
-    {"bool", 1, Kind::kIntegral},          {"int8", 1, Kind::kIntegral},          {"uint8", 1, Kind::kIntegral},
-    {"int16", 2, Kind::kIntegral},         {"uint16", 2, Kind::kIntegral},        {"int32", 4, Kind::kIntegral},
-    {"uint32", 4, Kind::kIntegral},        {"int64", 8, Kind::kIntegral},         {"uint64", 8, Kind::kIntegral},
-    {"float16", 2, Kind::kFloating},       {"bfloat16", 2, Kind::kFloating},      {"float32", 4, Kind::kFloating},
-    {"float64", 8, Kind::kFloating},       {"complex64", 8, Kind::kComplex},      {"complex128", 16, Kind::kComplex},
-    {"float8_e4m3fn", 1, Kind::kOpaque},   {"float8_e4m3fnuz", 1, Kind::kOpaque}, {"float8_e5m2", 1, Kind::kOpaque},
-    {"float8_e5m2fnuz", 1, Kind::kOpaque}, {"float8_e8m0fnu", 1, Kind::kOpaque},
+    {"bool", 1, kBools},
+    {"int8", 1, kIntegers},
+    {"uint8", 1, kIntegers},
+    {"int16", 2, kIntegers},
+    {"uint16", 2, kIntegers},
+    {"int32", 4, kIntegers},
+    {"uint32", 4, kIntegers},
+    {"int64", 8, kIntegers},
+    {"uint64", 8, kIntegers},
+    {"float16", 2, kFloats},
+    {"bfloat16", 2, kFloats},
+    {"float32", 4, kFloats},
+    {"float64", 8, kFloats},
+    {"complex64", 8, kComplexes},
+    {"complex128", 16, kComplexes},
+    {"float8_e4m3fn", 1, kOpaque},
+    {"float8_e4m3fnuz", 1, kOpaque},
+    {"float8_e5m2", 1, kOpaque},
+    {"float8_e5m2fnuz", 1, kOpaque},
+    {"float8_e8m0fnu", 1, kOpaque},
 };
-
-constexpr const char* kOpNames[kReduceOps] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
-                                              "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
 
 const DtypeFacts& facts(Dtype dtype) { return kFacts[static_cast<int>(dtype)]; }
 
@@ -39,25 +44,6 @@ size_t dtype_size(Dtype dtype) { return facts(dtype).size; }
 
 const char* dtype_name(Dtype dtype) { return facts(dtype).name; }
 
-const char* reduce_op_name(ReduceOp op) { return kOpNames[static_cast<int>(op)]; }
-
-bool supports(ReduceOp op, Dtype dtype) {
-  const Kind kind = facts(dtype).kind;
-  if (kind == Kind::kOpaque) return false;
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kProduct:
-      return true;
-    case ReduceOp::kAvg:
-      return dtype != Dtype::kBool;
-    case ReduceOp::kPremulSum:
-      return kind != Kind::kIntegral;
-    case ReduceOp::kMin:
-    case ReduceOp::kMax:
-      return kind != Kind::kComplex;
-    default:
-      return kind == Kind::kIntegral;
-  }
-}
+bool supports(ReduceOp op, Dtype dtype) { return (row_of(op).takes & facts(dtype).kind) != 0; }
 
 }  // namespace procgroup

@@ -1,4 +1,4 @@
-// Element types and reduce ops, and the one function that combines elements.
+// Element types, and the one function that combines elements.
 //
 // Vocabulary: a *source* is one rank's elements; sources are given in rank order and combined lower
 // rank first, so that every rank that combines the same sources gets the same bits.
@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "dtype/reduce_ops.hpp"
 
 namespace procgroup {
 
@@ -33,22 +35,22 @@ enum class Dtype : uint8_t {
 };
 inline constexpr int kDtypes = 20;
 
-// The numbers are those of procgroup.types.ReduceOp.
-enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
-inline constexpr int kReduceOps = 9;
-
 size_t dtype_size(Dtype dtype);
 // Floating point or complex.
 constexpr bool is_inexact(Dtype dtype) { return dtype >= Dtype::kFloat16; }
-const char* dtype_name(Dtype dtype);      // NumPy's name: "float32", "bfloat16"
-const char* reduce_op_name(ReduceOp op);  // "SUM"
+const char* dtype_name(Dtype dtype);  // NumPy's name: "float32", "bfloat16"
+constexpr const char* reduce_op_name(ReduceOp op) { return row_of(op).name; }
 
-// Whether `op` means something on `dtype`: AVG on all but bool, MIN and MAX on all but complex, B* on integers and bool
-// only, PREMUL_SUM on floating point and complex only, nothing on float8. PREMUL_SUM is a SUM for every kernel: each
-// rank multiplies its own elements before the call starts (Request::before).
+// Whether `op` means something on `dtype`: nothing does on float8.
 bool supports(ReduceOp op, Dtype dtype);
+// The op that combines elements of a dtype where `op` is asked for and they are prepared; it has kernels.
+constexpr ReduceOp combining(ReduceOp op, Dtype dtype) {
+  const ReduceOp combines = row_of(op).combines;
+  return dtype == Dtype::kBool ? row_of(combines).on_bools : combines;
+}
 
-// out[i] = sources[0][i] op sources[1][i] op ... for i < count; AVG divides the sum by `source_count`.
+// out[i] = sources[0][i] op sources[1][i] op ... for i < count, of prepared elements; AVG divides the sum by
+// `source_count`. One source is copied.
 // `out` may be the same address as any source; otherwise out and sources do not overlap.
 // float16 and bfloat16 are accumulated in float32 and rounded once. MIN and MAX: a NaN in any source
 // gives NaN; -0.0 counts as smaller than +0.0. bool: SUM, MAX, BOR are "or"; PRODUCT, MIN, BAND "and".

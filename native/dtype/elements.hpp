@@ -1,7 +1,7 @@
 // How each dtype is loaded from memory, and stored again after its elements were combined.
 //
 // An *element* type names its Storage (the type in memory) and its Accumulator (the type that is combined).
-// kernels.cpp includes this file, once per instruction set, and scale.cpp: everything is in that set's own
+// kernels.cpp includes this file, once per instruction set, and preparation.cpp: everything is in that set's own
 // namespace, so that the linker cannot replace code for one processor by code for another.
 #pragma once
 

@@ -224,47 +224,87 @@ void float16_kernel(void* out, const void* const* sources, int source_count, siz
 
 #endif
 
-// One row of the table; the columns are those of ReduceOp. Sums and products of signed integers wrap,
-// so they are those of the unsigned ones.
-#define PROCGROUP_INTEGER_ROW(SIGNED_OR_NOT, UNSIGNED, WIDE)                                                          \
-  {kernel<Plain<UNSIGNED>, Sum>,         kernel<WIDE<SIGNED_OR_NOT>, Average>, kernel<Plain<UNSIGNED>, Product>,      \
-   kernel<Plain<SIGNED_OR_NOT>, Min>,    kernel<Plain<SIGNED_OR_NOT>, Max>,    bitwise_kernel<And, sizeof(UNSIGNED)>, \
-   bitwise_kernel<Or, sizeof(UNSIGNED)>, bitwise_kernel<Xor, sizeof(UNSIGNED)>}
-
-constexpr Kernel kAnd = bitwise_kernel<And, 1>;
-constexpr Kernel kOr = bitwise_kernel<Or, 1>;
 constexpr uint16_t kFloat16Infinity = 0x7c00;
 constexpr uint16_t kBfloat16Infinity = 0x7f80;
 
-constexpr KernelTable kTable = {
-    {
-        {kOr, nullptr, kAnd, kAnd, kOr, kAnd, kOr, bitwise_kernel<Xor, 1>},
-        PROCGROUP_INTEGER_ROW(int8_t, uint8_t, AsDouble),
-        PROCGROUP_INTEGER_ROW(uint8_t, uint8_t, AsDouble),
-        PROCGROUP_INTEGER_ROW(int16_t, uint16_t, AsDouble),
-        PROCGROUP_INTEGER_ROW(uint16_t, uint16_t, AsDouble),
-        PROCGROUP_INTEGER_ROW(int32_t, uint32_t, AsDouble),
-        PROCGROUP_INTEGER_ROW(uint32_t, uint32_t, AsDouble),
-        PROCGROUP_INTEGER_ROW(int64_t, uint64_t, AsInt128),
-        PROCGROUP_INTEGER_ROW(uint64_t, uint64_t, AsInt128),
-        {float16_kernel<Sum>, float16_kernel<Average>, float16_kernel<Product>,
-         kernel<Ordered16<kFloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kFloat16Infinity, INT16_MAX>, Max>,
-         nullptr, nullptr, nullptr},
-        {bfloat16_kernel<Sum>, bfloat16_kernel<Average>, bfloat16_kernel<Product>,
-         kernel<Ordered16<kBfloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kBfloat16Infinity, INT16_MAX>, Max>,
-         nullptr, nullptr, nullptr},
-        {kernel<Plain<float>, Sum>, kernel<Plain<float>, Average>, kernel<Plain<float>, Product>,
-         kernel<Plain<float>, Min>, kernel<Plain<float>, Max>, nullptr, nullptr, nullptr},
-        {kernel<Plain<double>, Sum>, kernel<Plain<double>, Average>, kernel<Plain<double>, Product>,
-         kernel<Plain<double>, Min>, kernel<Plain<double>, Max>, nullptr, nullptr, nullptr},
-        {by_iovecs<float, Sum>, by_iovecs<float, Average>, complex_product<float>},
-        {by_iovecs<double, Sum>, by_iovecs<double, Average>, complex_product<double>},
-    },
-    widen_float16,
-    narrow_float16,
-    widen_elements<Bfloat16>,
-    narrow_elements<Bfloat16>,
-};
+using KernelRow = Kernel[kReduceOps];
+
+constexpr Kernel& of(KernelRow& row, ReduceOp op) { return row[static_cast<int>(op)]; }
+
+template <size_t kSize>
+constexpr void set_bitwise(KernelRow& row) {
+  of(row, ReduceOp::kBand) = bitwise_kernel<And, kSize>;
+  of(row, ReduceOp::kBor) = bitwise_kernel<Or, kSize>;
+  of(row, ReduceOp::kBxor) = bitwise_kernel<Xor, kSize>;
+}
+
+// Sums and products of signed integers wrap, so they are those of the unsigned ones.
+template <class SignedOrNot, class Unsigned, template <class> class Wide>
+constexpr void set_integer(KernelRow& row) {
+  of(row, ReduceOp::kSum) = kernel<Plain<Unsigned>, Sum>;
+  of(row, ReduceOp::kAvg) = kernel<Wide<SignedOrNot>, Average>;
+  of(row, ReduceOp::kProduct) = kernel<Plain<Unsigned>, Product>;
+  of(row, ReduceOp::kMin) = kernel<Plain<SignedOrNot>, Min>;
+  of(row, ReduceOp::kMax) = kernel<Plain<SignedOrNot>, Max>;
+  set_bitwise<sizeof(Unsigned)>(row);
+}
+
+template <uint16_t kInfinity>
+constexpr void set_half_order(KernelRow& row) {
+  of(row, ReduceOp::kMin) = kernel<Ordered16<kInfinity, INT16_MIN>, Min>;
+  of(row, ReduceOp::kMax) = kernel<Ordered16<kInfinity, INT16_MAX>, Max>;
+}
+
+template <class T>
+constexpr void set_floating(KernelRow& row) {
+  of(row, ReduceOp::kSum) = kernel<Plain<T>, Sum>;
+  of(row, ReduceOp::kAvg) = kernel<Plain<T>, Average>;
+  of(row, ReduceOp::kProduct) = kernel<Plain<T>, Product>;
+  of(row, ReduceOp::kMin) = kernel<Plain<T>, Min>;
+  of(row, ReduceOp::kMax) = kernel<Plain<T>, Max>;
+}
+
+template <class T>
+constexpr void set_complex(KernelRow& row) {
+  of(row, ReduceOp::kSum) = by_iovecs<T, Sum>;
+  of(row, ReduceOp::kAvg) = by_iovecs<T, Average>;
+  of(row, ReduceOp::kProduct) = complex_product<T>;
+}
+
+constexpr KernelTable make_table() {
+  KernelTable table{};
+  const auto row = [&table](Dtype dtype) -> KernelRow& { return table.kernels[static_cast<int>(dtype)]; };
+  set_bitwise<1>(row(Dtype::kBool));
+  set_integer<int8_t, uint8_t, AsDouble>(row(Dtype::kInt8));
+  set_integer<uint8_t, uint8_t, AsDouble>(row(Dtype::kUint8));
+  set_integer<int16_t, uint16_t, AsDouble>(row(Dtype::kInt16));
+  set_integer<uint16_t, uint16_t, AsDouble>(row(Dtype::kUint16));
+  set_integer<int32_t, uint32_t, AsDouble>(row(Dtype::kInt32));
+  set_integer<uint32_t, uint32_t, AsDouble>(row(Dtype::kUint32));
+  set_integer<int64_t, uint64_t, AsInt128>(row(Dtype::kInt64));
+  set_integer<uint64_t, uint64_t, AsInt128>(row(Dtype::kUint64));
+  KernelRow& float16 = row(Dtype::kFloat16);
+  of(float16, ReduceOp::kSum) = float16_kernel<Sum>;
+  of(float16, ReduceOp::kAvg) = float16_kernel<Average>;
+  of(float16, ReduceOp::kProduct) = float16_kernel<Product>;
+  set_half_order<kFloat16Infinity>(float16);
+  KernelRow& bfloat16 = row(Dtype::kBfloat16);
+  of(bfloat16, ReduceOp::kSum) = bfloat16_kernel<Sum>;
+  of(bfloat16, ReduceOp::kAvg) = bfloat16_kernel<Average>;
+  of(bfloat16, ReduceOp::kProduct) = bfloat16_kernel<Product>;
+  set_half_order<kBfloat16Infinity>(bfloat16);
+  set_floating<float>(row(Dtype::kFloat32));
+  set_floating<double>(row(Dtype::kFloat64));
+  set_complex<float>(row(Dtype::kComplex64));
+  set_complex<double>(row(Dtype::kComplex128));
+  table.widen_float16 = widen_float16;
+  table.narrow_float16 = narrow_float16;
+  table.widen_bfloat16 = widen_elements<Bfloat16>;
+  table.narrow_bfloat16 = narrow_elements<Bfloat16>;
+  return table;
+}
+
+constexpr KernelTable kTable = make_table();
 
 }  // namespace
 

@@ -11,7 +11,7 @@ namespace procgroup {
 using Conversion = void (*)(void* out, const void* in, size_t count);
 
 struct KernelTable {
-  Kernel kernels[kDtypes][kReduceOps];  // null where supports() is false
+  Kernel kernels[kDtypes][kReduceOps];  // null for what combining() never gives of a supported op
   Conversion widen_float16, narrow_float16, widen_bfloat16, narrow_bfloat16;
 };
 

@@ -72,11 +72,9 @@ void narrow_halves(Dtype dtype, void* out, const void* in, size_t count) {
 }
 
 Kernel reduction_kernel(Dtype dtype, ReduceOp op) {
-  const ReduceOp kernel_op = op == ReduceOp::kPremulSum ? ReduceOp::kSum : op;
-  const Kernel kernel = chosen_table().kernels[static_cast<int>(dtype)][static_cast<int>(kernel_op)];
-  if (kernel == nullptr || (op != kernel_op && !supports(op, dtype)))
+  if (!supports(op, dtype))
     throw std::invalid_argument(std::string(reduce_op_name(op)) + " is not defined for " + dtype_name(dtype));
-  return kernel;
+  return chosen_table().kernels[static_cast<int>(dtype)][static_cast<int>(combining(op, dtype))];
 }
 
 void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int source_count, size_t count) {
@@ -87,7 +85,7 @@ void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int
   if (count == 0) return;
   if (source_count > 1) {
     kernel(out, sources, source_count, count);
-  } else if (out != sources[0]) {
+  } else if (out != sources[0]) {  // the law of one source: see dtype/reduce_ops.hpp
     std::memcpy(out, sources[0], count * dtype_size(dtype));
   }
 }

@@ -76,7 +76,7 @@ Combine own_combine(ReduceOp op, Dtype dtype) {
 // integers, sometimes.
 bool is_left_open(ReduceOp op, Dtype dtype) {
   if (op == ReduceOp::kMin || op == ReduceOp::kMax) return is_inexact(dtype);
-  return op == ReduceOp::kSum && !is_inexact(dtype) && dtype != Dtype::kBool && dtype_size(dtype) <= 2;
+  return op == ReduceOp::kSum && !is_inexact(dtype) && dtype_size(dtype) <= 2;
 }
 
 template <class Number>
@@ -120,7 +120,7 @@ MpiLibrary::MpiLibrary(const std::string& path, MpiHandles handles) : handles_(s
   for (int number = 0; number < kReduceOps * kDtypes; ++number) {
     const auto op = static_cast<ReduceOp>(number / kDtypes);
     const auto dtype = static_cast<Dtype>(number % kDtypes);
-    if (!supports(op, dtype) || is_right(op, dtype)) continue;
+    if (!supports(op, dtype) || combining(op, dtype) != op || is_right(op, dtype)) continue;
     succeeded(create(own_combine(op, dtype), 1, &own_[static_cast<size_t>(op)][static_cast<size_t>(dtype)]));
   }
 }
@@ -177,8 +177,7 @@ bool MpiLibrary::finalize(double seconds) const {
 }
 
 Word MpiLibrary::operation(ReduceOp op, Dtype dtype) const {
-  if (dtype == Dtype::kBool && (op == ReduceOp::kSum || op == ReduceOp::kMax)) op = ReduceOp::kBor;
-  if (dtype == Dtype::kBool && (op == ReduceOp::kProduct || op == ReduceOp::kMin)) op = ReduceOp::kBand;
+  op = combining(op, dtype);
   const Word own = own_[static_cast<size_t>(op)][static_cast<size_t>(dtype)];
   return own != 0 ? own : handles_.operations[static_cast<size_t>(op)];
 }

@@ -43,10 +43,10 @@ inline constexpr size_t kMpiFunctions = 14;
 // The handles and numbers that the library's header defines. A datatype or operation that it lacks is 0.
 struct MpiHandles {
   const void* in_place = nullptr;
-  std::array<Word, kDtypes> datatypes{};      // for reductions; a bool is one byte
-  std::array<Word, 5> moved{};                // of 1, 2, 4, 8 and 16 bytes
-  std::array<Word, kReduceOps> operations{};  // of SUM, PRODUCT, MIN, MAX, BAND, BOR, BXOR
-  std::vector<int> lost;                      // the error classes of ULFM: a process has failed, a revoked communicator
+  std::array<Word, kDtypes> datatypes{};  // for reductions; a bool is one byte
+  std::array<Word, 5> moved{};            // of 1, 2, 4, 8 and 16 bytes
+  std::array<Word, kReduceOps> operations{};
+  std::vector<int> lost;  // the error classes of ULFM: a process has failed, a revoked communicator
 };
 
 class MpiLibrary {
@@ -72,8 +72,8 @@ class MpiLibrary {
   State test(Word& request) const;
   // Advance MPI's pending operations on this rank, by an MPI_Iprobe on the communicator.
   void progress(Word communicator) const;
-  // The operation that combines elements as dtype/dtype.hpp says: MPI's, or our own where MPI's gives something else. 0
-  // where there is none.
+  // The operation that combines prepared elements as dtype/dtype.hpp says: MPI's, or our own where MPI's gives
+  // something else. 0 where there is none.
   Word operation(ReduceOp op, Dtype dtype) const;
   // The datatype for elements that are only moved.
   Word moved(Dtype dtype) const;

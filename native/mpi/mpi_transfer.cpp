@@ -311,9 +311,8 @@ Word MpiTransfer::reduced() const {
 }
 
 Word MpiTransfer::operation() const {
-  const bool sums = call_.reduce_op == ReduceOp::kAvg || call_.reduce_op == ReduceOp::kPremulSum;
   const Dtype dtype = is_widened() ? Dtype::kFloat32 : call_.dtype;
-  return mpi_.library->operation(sums ? ReduceOp::kSum : call_.reduce_op, dtype);
+  return mpi_.library->operation(call_.reduce_op == ReduceOp::kAvg ? ReduceOp::kSum : call_.reduce_op, dtype);
 }
 
 }  // namespace procgroup

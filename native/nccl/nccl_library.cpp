@@ -54,25 +54,6 @@ int number_of(Dtype dtype) {
   }
 }
 
-constexpr int kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4;
-
-int number_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return kSum;
-    case ReduceOp::kProduct:
-      return kProduct;
-    case ReduceOp::kMax:
-      return kMax;
-    case ReduceOp::kMin:
-      return kMin;
-    case ReduceOp::kAvg:
-      return kAverage;
-    default:
-      return kNone;
-  }
-}
-
 bool is_float(Dtype dtype) {
   return dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16 || dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64;
 }
@@ -129,15 +110,16 @@ void NcclLibrary::require(int result) const {
 }
 
 std::optional<NcclType> nccl_reduction(ReduceOp op, Dtype dtype) {
-  const bool is_scaled = op == ReduceOp::kAvg || op == ReduceOp::kPremulSum;
-  if (dtype == Dtype::kBool) {  // the operation on bytes that has the same results
-    if (op == ReduceOp::kMin || op == ReduceOp::kProduct) return NcclType{kNcclBytes.number, 1, kMin};
-    if (op == ReduceOp::kMax || op == ReduceOp::kSum) return NcclType{kNcclBytes.number, 1, kMax};
-    return std::nullopt;
+  if (!supports(op, dtype)) return std::nullopt;
+  if (dtype == Dtype::kBool) {  // as bytes
+    const ReduceOp bits = combining(op, dtype);
+    if (bits == ReduceOp::kBxor) return std::nullopt;
+    return NcclType{kNcclBytes.number, 1, row_of(bits == ReduceOp::kBand ? ReduceOp::kMin : ReduceOp::kMax).nccl};
   }
+  const bool is_scaled = op == ReduceOp::kAvg || op == ReduceOp::kPremulSum;
   const Dtype element = op == ReduceOp::kSum || is_scaled ? part_of(dtype) : dtype;
-  const int number = number_of(op);
-  if (number_of(element) == kNone || (number == kNone && op != ReduceOp::kPremulSum)) return std::nullopt;
+  const int number = row_of(op).nccl;
+  if (number_of(element) == kNone || (number == kNotInNccl && op != ReduceOp::kPremulSum)) return std::nullopt;
   if (is_scaled && !is_float(element)) return std::nullopt;
   return NcclType{number_of(element), dtype_size(element), number};
 }

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "base/clock.hpp"
-#include "dtype/scale.hpp"
+#include "dtype/preparation.hpp"
 
 namespace procgroup {
 namespace {
@@ -50,7 +50,7 @@ std::array<std::byte, 8> as_element(double factor, int type) {
                     : dtype == Dtype::kFloat64 ? static_cast<const void*>(&full)
                                                : static_cast<const void*>(&half);
   std::array<std::byte, 8> element{};
-  scale(dtype, element.data(), one, factor, 1);
+  prepare(ReduceOp::kPremulSum, dtype, factor, element.data(), one, 1);
   return element;
 }
 

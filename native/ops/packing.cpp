@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "dtype/scale.hpp"
+#include "dtype/preparation.hpp"
 
 namespace procgroup {
 namespace {
@@ -23,8 +23,8 @@ void for_each_place(const std::vector<ReducedArray>& arrays, std::byte* pack, co
 }
 
 void copy_in(const ReducedArray& array, std::byte* at) {
-  if (array.op == ReduceOp::kPremulSum)
-    scale(array.dtype, at, array.block.data, array.factor, array.block.count);
+  if (needs_preparation(array.op, array.dtype, array.factor))
+    prepare(array.op, array.dtype, array.factor, at, array.block.data, array.block.count);
   else
     std::memcpy(at, array.block.data, bytes_of(array));
 }
@@ -71,7 +71,7 @@ std::vector<std::vector<size_t>> assign_neighbours(const std::vector<ReducedArra
   for (size_t index = 0; index < arrays.size(); ++index) {
     const ReducedArray* last = packs.empty() ? nullptr : &arrays[packs.back().front()];
     const bool goes_along = last != nullptr && last->dtype == arrays[index].dtype && last->op == arrays[index].op &&
-                            last->op != ReduceOp::kPremulSum;
+                            row_of(last->op).preparation != Preparation::kFactor;
     if (!goes_along) packs.emplace_back();
     packs.back().push_back(index);
   }
@@ -104,7 +104,7 @@ Request all_reduce_of(std::vector<ReducedArray> arrays) {
   call.reduce_op = arrays[0].op;
   call.count = arrays[0].block.count;
   request.input = request.output = arrays[0].block.data;
-  if (arrays.size() == 1 && call.reduce_op != ReduceOp::kPremulSum) return request;
+  if (arrays.size() == 1 && !needs_preparation(call.reduce_op, call.dtype, arrays[0].factor)) return request;
   if (arrays.size() > 1) describe(call, arrays);
   const std::shared_ptr<std::byte[]> pack(new std::byte[call.bytes()]);
   request.input = request.output = pack.get();

@@ -35,7 +35,7 @@ std::vector<std::vector<size_t>> assign_neighbours(const std::vector<ReducedArra
 // The all_reduce of arrays on a device, which are the request's inputs and outputs.
 Request all_reduce_in_place(const std::vector<ReducedArray>& arrays);
 
-// The all_reduce of one array, or of several of one dtype and op. Several, and what has a factor, are copied into
+// The all_reduce of one array, or of several of one dtype and op. Several, and what an op prepares, are copied into
 // memory of the request's own right before the call reads them, and back when it went well; sizes that differ between
 // ranks are a mismatch.
 Request all_reduce_of(std::vector<ReducedArray> arrays);

@@ -52,10 +52,10 @@ struct Request {
   // If not empty, the input is the concatenation of these; only in calls that Group::takes_iovecs allows.
   std::vector<Iovec> iovecs;
   // Run by the thread that runs the call, without the language's lock: `before` right before its first element is
-  // read, `after` when it succeeded. Both are empty for contiguous arrays and ops that need no factor.
+  // read, `after` when it succeeded. Both are empty for contiguous arrays and ops that prepare nothing.
   std::function<void()> before;
   std::function<void()> after;
-  // The factor of PREMUL_SUM, by which the inputs are still to be multiplied; 1 where that is done.
+  // The factor of PREMUL_SUM, by which inputs are multiplied; 1 of other ops.
   double factor = 1.0;
   // Not begun before the work of earlier collectives on a device has completed.
   bool after_device_work = false;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "group/group_operation.hpp"
-#include "ops/premultiply.hpp"
+#include "ops/preparation.hpp"
 
 namespace procgroup {
 
@@ -17,7 +17,7 @@ void HostPlace::copy(void* to, const void* from, size_t bytes) const { std::memc
 void HostPlace::clear(void* at, size_t bytes) const { std::memset(at, 0, bytes); }
 
 void HostPlace::run(Request request) {
-  if (request.factor != 1.0) premultiply(request);
+  prepare(request);
   group_.run(request, seconds_, language_);
 }
 

@@ -47,12 +47,13 @@ Arrays = Sequence[Array]
 
 
 class ReduceOp(IntEnum):
-    """How the elements of the ranks are combined. The numbers are those of the native engine.
+    """How the elements of the ranks are combined. The numbers are those of the native engine's table.
 
     ``AVG`` divides the sum by the number of ranks and exists for all but bool; of integers the sum does not
     overflow, and the quotient is truncated toward zero. ``BAND``, ``BOR`` and ``BXOR`` exist for integers and bool
-    only. ``PREMUL_SUM(factor)`` multiplies this rank's elements by its factor first, and exists for floating-point
-    and complex arrays only.
+    only, as ``LAND``, ``LOR`` and ``LXOR`` do, which give 0 or 1: any other integer than 0 counts as 1, also in a group
+    of one rank. ``PREMUL_SUM(factor)`` multiplies this rank's elements by its factor first, and exists for
+    floating-point and complex arrays only.
     """
 
     SUM = 0
@@ -64,6 +65,9 @@ class ReduceOp(IntEnum):
     BOR = 6
     BXOR = 7
     PREMUL_SUM = 8
+    LAND = 9
+    LOR = 10
+    LXOR = 11
 
     def __call__(self, factor: float) -> PremulSum:
         """Return the reduce op that ``ReduceOp.PREMUL_SUM(factor)`` means. Raises TypeError for another op."""

@@ -13,6 +13,7 @@ import pytest
 
 import procgroup as dist
 from operations import COLLECTIVES, Part
+from oracle import LOGICAL, is_defined
 from procgroup.testing import run_ranks
 
 
@@ -35,12 +36,16 @@ def test_who_am_i() -> None:
 
 
 @pytest.mark.parametrize("op", [op for op in dist.ReduceOp if op.name != "PREMUL_SUM"])
-def test_a_reduction_over_one_rank_changes_nothing(op: dist.ReduceOp) -> None:
-    dtype = np.int32 if op.name.startswith("B") else np.float32
-    values = np.arange(5, dtype=dtype)
-    assert dist.all_reduce(values, op) is None
-    assert dist.reduce(values, 0, op) is None
-    assert (values == np.arange(5)).all()
+def test_a_reduction_over_one_rank_changes_nothing_but_to_truth_values(op: dist.ReduceOp) -> None:
+    values = np.arange(5, dtype=np.int32 if is_defined(op.name, "int32") else np.float32)
+    expected = values != 0 if op.name in LOGICAL else values.copy()
+    for reduce in (dist.all_reduce, dist.scan, lambda values, op: dist.reduce(values, 0, op)):
+        values = np.arange(5, dtype=values.dtype)
+        assert reduce(values, op) is None
+        assert (values == expected).all()
+    scattered = np.zeros(5, values.dtype)
+    dist.reduce_scatter(scattered, [np.arange(5, dtype=values.dtype)], op)
+    assert (scattered == expected).all()
 
 
 def test_all_gather_copies_also_bfloat16_zero_dimensional_and_empty_arrays() -> None:

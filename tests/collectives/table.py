@@ -42,6 +42,8 @@ LARGE = [
 """Of calls that are not small. Elements that are moved have any bits in each dtype."""
 WIDENED = ("bfloat16", "SUM")
 WITHOUT_PARTIAL_RESULTS = ("int32", "AVG")
+PREPARED = ("int16", "LXOR")
+"""The call reads memory of its own, which is in no arena."""
 
 LATE_SECONDS = 0.002
 BURST = 12
@@ -158,6 +160,8 @@ def _ways_in_memory(name: str, kind: str, size: int) -> Iterator[Way]:
     if kind != "all_to_all":  # its buffer table takes a part of the small area
         yield Way("as much as is small", "small", LIMITS["small"] // given // 8 * 8)
     yield Way("a little more", schedule, LIMITS["small"] // given + 16)
+    if OPERATIONS[name].reduces:
+        yield Way("prepared", schedule, LIMITS["small"] // given + 16, PREPARED)
     start, end = LIMITS["read in place"][kind]  # where the kernel reads ordinary arrays
     many = PARTS * part
     is_read = start <= many < end
@@ -199,6 +203,8 @@ def _ways_between_hosts(name: str, kind: str, hosts: Sequence[int]) -> Iterator[
     # Each rank reduces a part of an array.
     segments = SEGMENTS * LIMITS["segment"] * (size if kind in ("reduce", "all_reduce") else 1)
     yield Way("one part", by_host, LIMITS["small"] + 16)
+    if OPERATIONS[name].reduces:
+        yield Way("prepared", by_host, LIMITS["small"] + 16, PREPARED)
     yield Way("many parts", by_host, PARTS * LIMITS["chunk"] if by_host == "hierarchical" else segments)
     if OPERATIONS[name].is_uneven:
         yield Way("parts in unequal numbers", by_host, LIMITS["chunk"] / 2, largest=PARTS * LIMITS["chunk"])

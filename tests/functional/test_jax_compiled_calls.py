@@ -105,10 +105,12 @@ def play_alike(rank: int, size: int) -> None:
     moving = ("broadcast", "all_gather", "all_to_all", "sendrecv", "to itself")
     trees = {name: tree_of(*reducible, *inexact, *(moved if name in moving else ())) for name in calls_of(rank, size)}
     trees["premultiplied"] = tree_of(*inexact)  # which is for these alone
+    trees["logical"] = tree_of(*reducible)
     alone = {"all_gather": np.full((size, 300_000), rank + 1, np.float32), "all_reduce": np.zeros((0, 2), np.float32)}
 
     def call_all(trees: Any, alone: Any) -> Any:
         calls = calls_of(rank, size)
+        calls["logical"] = lambda tree: functional.all_reduce(tree, dist.ReduceOp.LXOR)
         return [
             {name: call(trees[name]) for name, call in calls.items()},
             {name: calls[name](alone[name]) for name in alone},

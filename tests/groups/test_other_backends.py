@@ -532,17 +532,21 @@ def ask_in_turn() -> list[tuple[str, str, str]]:
     assert array.tolist() == [4.0, 4.0]
     with pytest.raises(DistBackendError, match="all_gather of uint8 "):
         dist.all_gather_single(np.zeros(2, np.uint8), np.zeros(1, np.uint8))
+    with pytest.raises(DistBackendError, match=r"all_reduce\(LOR\) of int8 "):
+        all_reduce_of("int8", dist.ReduceOp.LOR)
     return backend.asked
 
 
 def test_a_backend_is_asked_for_operation_dtype_and_reduce_op() -> None:
-    """A PREMUL_SUM is a SUM to it, because its inputs have been multiplied already."""
+    """What the ranks prepare is prepared already: a PREMUL_SUM is a SUM to it, and LOR a BOR."""
     for asked in run_ranks(ask_in_turn, 2, backend="few"):
         assert asked[:3] == [
             ("all_reduce", "int8", "SUM"),
             ("all_reduce", "float32", "SUM"),
             ("all_gather", "uint8", ""),
         ]
+        reduced = [ask for ask in asked[3:] if ask[0] == "all_reduce"]
+        assert reduced[0] == ("all_reduce", "int8", "BOR")
 
 
 def watch() -> list[str]:

@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
+from oracle import COMPLEX, DTYPES, FLOAT8, FLOATS, HALVES, INTEGERS, Array, combined, numpy_dtype
 from procgroup import _native
 from procgroup.types import ReduceOp
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
-HALVES = ["float16", "bfloat16"]
-FLOATS = [*HALVES, "float32", "float64"]
-COMPLEX = ["complex64", "complex128"]
-FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
-DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX]
-BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
+COMBINES = {row["name"]: row["combines"] for row in _native.reduce_ops()}
+"""By reduce op: the one whose kernels combine the elements, which each rank may have prepared."""
+REDUCED = [name for name in DTYPES if name not in FLOAT8]
+FLOAT8_HERE = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 SOURCE_COUNTS = [1, 2, 3, 4, 7]
 COUNTS = [0, 1, 7, 64, 1000, 4097]
 
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" or name in FLOAT8 else name)
-
-
-def is_supported(op: ReduceOp, name: str) -> bool:
-    if op == ReduceOp.PREMUL_SUM:
-        return name in FLOATS + COMPLEX
-    if op == ReduceOp.AVG:
-        return name != "bool"
-    if op in (ReduceOp.MIN, ReduceOp.MAX):
-        return name not in COMPLEX
-    return op not in BITWISE or name not in FLOATS + COMPLEX
-
-
-SUPPORTED = [(name, op) for name in DTYPES for op in ReduceOp if is_supported(op, name)]
-UNSUPPORTED = [
-    *((name, op) for name in DTYPES for op in ReduceOp if not is_supported(op, name)),
-    *((name, op) for name in FLOAT8 for op in ReduceOp),
-]
+SUPPORTED = [(name, op) for name in REDUCED for op in ReduceOp if _native.supports(op, name)]
+UNSUPPORTED = [(name, op) for name in [*REDUCED, *FLOAT8_HERE] for op in ReduceOp if not _native.supports(op, name)]
 
 
 def random_array(name: str, count: int, random: np.random.Generator) -> Array:
@@ -61,51 +37,8 @@ def random_array(name: str, count: int, random: np.random.Generator) -> Array:
     return values.astype(dtype)
 
 
-def minimum(left: Array, right: Array) -> Array:
-    """NumPy's minimum passes NaN on; which zero it picks is left open there, and is the negative one here."""
-    return np.where((left == right) & np.signbit(left), left, np.minimum(left, right))
-
-
-def maximum(left: Array, right: Array) -> Array:
-    return np.where((left == right) & ~np.signbit(left), left, np.maximum(left, right))
-
-
-FOLDS: dict[ReduceOp, Any] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.PREMUL_SUM: np.add,  # each rank has multiplied its own elements before
-    ReduceOp.AVG: np.add,
-    ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.BAND: np.bitwise_and,
-    ReduceOp.BOR: np.bitwise_or,
-    ReduceOp.BXOR: np.bitwise_xor,
-}
-
-
 def expected(name: str, op: ReduceOp, sources: Sequence[Array]) -> Array:
-    """Fold from the lowest rank up; the 16-bit floats in float32, rounded once at the end."""
-    if op == ReduceOp.AVG and name in INTEGERS:
-        return truncated_mean(sources)
-    accumulated = [source.astype(np.float32) if name in HALVES else source for source in sources]
-    if op in (ReduceOp.MIN, ReduceOp.MAX):
-        floating, integer = (minimum, np.minimum) if op == ReduceOp.MIN else (maximum, np.maximum)
-        fold = floating if name in FLOATS else integer
-    else:
-        fold = FOLDS[op]
-    with np.errstate(all="ignore"):
-        result = accumulated[0]
-        for source in accumulated[1:]:
-            result = fold(result, source)
-        if op == ReduceOp.AVG:
-            parts = result.view(f"f{result.itemsize // 2}") if name in COMPLEX else result
-            result = (parts / parts.dtype.type(len(sources))).view(result.dtype)
-        return np.asarray(result).astype(numpy_dtype(name))
-
-
-def truncated_mean(sources: Sequence[Array]) -> Array:
-    """Return the mean in Python's integers, which do not overflow, truncated toward zero."""
-    totals = [sum(values) for values in zip(*(source.tolist() for source in sources), strict=True)]
-    means = [abs(total) // len(sources) * (-1 if total < 0 else 1) for total in totals]
-    return np.array(means, sources[0].dtype)
+    return combined(COMBINES[op.name], sources)
 
 
 def as_bytes(array: Array) -> Array:
@@ -205,7 +138,7 @@ def test_negative_zero_is_smaller_than_positive_zero(name: str, negative_first: 
 
 
 @pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize("op", [op for op in ReduceOp if op not in BITWISE])
+@pytest.mark.parametrize("op", [op for op in ReduceOp if _native.supports(op, "float32")])
 def test_infinities_follow_ieee(name: str, op: ReduceOp, instruction_set: str) -> None:
     special = np.array([np.inf, -np.inf, 0.0, -0.0, 1.0, -2.0])
     left, right = (part.ravel().astype(numpy_dtype(name)) for part in np.meshgrid(special, special))
@@ -257,7 +190,7 @@ def test_the_mean_of_integers_does_not_overflow_and_is_truncated_toward_zero(nam
             everywhere = [np.full(37, extreme, dtype) for _ in range(source_count)]
             assert (reduced(name, ReduceOp.AVG, everywhere) == extreme).all()
         sources = [random.choice(np.array(edges, dtype), 999) for _ in range(source_count)]
-        assert_same(reduced(name, ReduceOp.AVG, sources), truncated_mean(sources))
+        assert_same(reduced(name, ReduceOp.AVG, sources), combined("AVG", sources))
     if smallest < 0:
         assert reduced(name, ReduceOp.AVG, [np.array([-7, 7], dtype), np.zeros(2, dtype)]).tolist() == [-3, 3]
 

@@ -32,7 +32,7 @@ def is_reduced(op: str, dtype: str) -> bool:
     if dtype in COMPLEX:
         return op in ("SUM", "AVG")
     if dtype == "bool":
-        return op in ("MIN", "MAX", "SUM", "PRODUCT")
+        return op not in ("AVG", "BXOR", "LXOR")
     if op == "AVG":  # of integers NCCL's would wrap around
         return dtype in FLOATS
     return dtype in REDUCED and op in ("SUM", "PRODUCT", "MIN", "MAX")

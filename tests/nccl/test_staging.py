@@ -44,7 +44,9 @@ def libraries() -> None:
 
 def what_nccl_has_not() -> list[Case]:
     """Reductions that go by host memory in a group with the backend nccl."""
-    on_integers = [case_of("all_reduce", dtype, 50, op) for dtype, op in product(INTEGERS, ("BAND", "BXOR", "AVG"))]
+    on_integers = [
+        case_of("all_reduce", dtype, 50, op) for dtype, op in product(INTEGERS, ("BAND", "BXOR", "LAND", "LXOR", "AVG"))
+    ]
     scans = [case_of(name, "float32", 4099, op) for name, op in product(("scan", "exscan"), ("SUM", "MAX"))]
     return [*on_integers, *scans, case_of("reduce", "int16", 70), case_of("reduce_scatter", "complex64", 9, "PRODUCT")]
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+import torch.distributed
+
 from cases import Case
 from operations import COLLECTIVES, OPERATIONS
 from oracle import DTYPES, OPS
@@ -34,7 +36,7 @@ def every_case(size: int) -> Iterator[Case]:
     """The whole product: operation x dtype x op x count x layout, even and uneven, with the root going round."""
     for name, dtype in product(PLAYED, DTYPES):
         row = OPERATIONS[name]
-        ops = OPS if row.reduces else ["SUM"]
+        ops = [op for op in OPS if hasattr(torch.distributed.ReduceOp, op)] if row.reduces else ["SUM"]
         lengths = [(), UNEVEN] if row.is_uneven else [()]
         choices = product(ops, counts(size), [*((layout,) for layout in LAYOUTS), MIXED], lengths)
         for number, (op, count, layouts, extra) in enumerate(choices):

@@ -107,7 +107,8 @@ std::vector<Case> movements(int size) {
 std::vector<Case> reductions(int size, const std::vector<size_t>& counts) {
   std::vector<Case> cases;
   const auto add = [&](OpKind op, Dtype dtype, ReduceOp reduce_op) {
-    if (!supports(reduce_op, dtype)) return;
+    const bool is_another = row_of(reduce_op).preparation == Preparation::kTruth;  // of what is prepared
+    if (!supports(reduce_op, dtype) || is_another) return;
     Case call{.op = op, .dtype = dtype, .reduce_op = reduce_op};
     for (const size_t count : counts) {
       call.count = count;

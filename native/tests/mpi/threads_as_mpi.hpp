@@ -57,7 +57,7 @@ inline MpiHandles mpi_handles() {
   for (size_t place = 0; place < handles.moved.size(); ++place)
     handles.moved[place] = word_of(kMovedTypes + static_cast<Handle>(place));
   for (int code = 0; code < kReduceOps; ++code)
-    if (const auto op = static_cast<ReduceOp>(code); op != ReduceOp::kAvg && op != ReduceOp::kPremulSum)
+    if (*row_of(static_cast<ReduceOp>(code)).mpi != '\0')
       handles.operations[static_cast<size_t>(code)] = word_of(kMpiOperations + code);
   return handles;
 }

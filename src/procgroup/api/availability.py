@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from procgroup import environ
+from procgroup import _native, environ
 from procgroup.api.default_group import Group, is_foreign, resolve
 from procgroup.backends import registry
-from procgroup.types import AnyReduceOp, ReduceOp
-
-_NOT_FOR_COMPLEX = (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+from procgroup.types import AnyReduceOp, PremulSum
 
 
 class Backend(str):
@@ -105,7 +103,7 @@ def is_xccl_available() -> bool:
 
 def supports_complex(reduceOp: AnyReduceOp) -> bool:  # noqa: N803 - torch.distributed's name
     """Tell whether a reduce op exists for complex arrays: SUM, AVG, PREMUL_SUM and, other than in torch, PRODUCT."""
-    return reduceOp not in _NOT_FOR_COMPLEX
+    return _native.supports(reduceOp.op if isinstance(reduceOp, PremulSum) else reduceOp, "complex64")
 
 
 def get_backend(group: Group = None) -> str:

@@ -63,7 +63,6 @@ _DATATYPES = {
     "complex128": "C_DOUBLE_COMPLEX",
 }
 """Halves are reduced as float32, or by operations of our own; the float8 types are moved only."""
-_OPERATIONS = {"PRODUCT": "PROD", **{name: name for name in ("SUM", "MIN", "MAX", "BAND", "BOR", "BXOR")}}
 
 _libraries: list[_native.MpiLibrary] = []
 
@@ -250,7 +249,7 @@ def _library() -> _native.MpiLibrary:
             int(MPI.IN_PLACE) % 2**64,
             {name: MPI._handleof(getattr(MPI, datatype)) for name, datatype in _DATATYPES.items()},
             [MPI._handleof(getattr(MPI, datatype)) for datatype in _MOVED],
-            {name: MPI._handleof(getattr(MPI, operation)) for name, operation in _OPERATIONS.items()},
+            {row["name"]: MPI._handleof(getattr(MPI, row["mpi"])) for row in _native.reduce_ops() if row["mpi"]},
             sorted(lost),
         )
         if MPI.get_vendor()[0] == "Open MPI":

@@ -30,6 +30,11 @@ _OPERATORS: dict[AnyReduceOp, Callable[[Any, Any], Any]] = {
     ReduceOp.BOR: operator.or_,
     ReduceOp.BXOR: operator.xor,
 }
+_TRUTHS: dict[AnyReduceOp, Callable[[Sequence[Any]], bool]] = {
+    ReduceOp.LAND: all,
+    ReduceOp.LOR: any,
+    ReduceOp.LXOR: lambda values: sum(map(bool, values)) % 2 == 1,
+}
 
 
 def kind_of(value: Any) -> str | None:
@@ -69,6 +74,8 @@ def combiner(op: AnyReduceOp) -> Callable[[Sequence[Any]], Any]:
     """Return what combines the integers of all ranks. Raises TypeError for an op that integers do not have."""
     if op == ReduceOp.AVG:
         return lambda values: sum(values) / len(values)
+    if op in _TRUTHS:
+        return lambda values: type(values[0])(_TRUTHS[op](values))
     if op not in _OPERATORS:
         factor = f"({op.factor})" if isinstance(op, PremulSum) else ""
         raise TypeError(f"ReduceOp.PREMUL_SUM{factor} does not exist for Python's integers; pass a float.")

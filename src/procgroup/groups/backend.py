@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from procgroup.arrays.array_view import DTYPES
@@ -51,7 +52,8 @@ class Call(NamedTuple):
     dtype: str
     """NumPy's name: "float32", "bfloat16"."""
     reduce_op: str | None
-    """"SUM", "MAX", ...; None where nothing is reduced. A PREMUL_SUM is a SUM of inputs that are multiplied already."""
+    """"SUM", "MAX", ...; None where nothing is reduced. Inputs are prepared: a PREMUL_SUM is a SUM of inputs that
+    are multiplied already, and LAND, LOR and LXOR are BAND, BOR and BXOR of inputs that are 0 or 1."""
     root: int
     """The group rank of the root; of a message, that of the other rank; otherwise -1."""
     tag: int
@@ -155,7 +157,7 @@ def prepare(backend: Backend, name: str, where: str) -> Callable[..., Start]:
 
     def prepare_call(*fields: Any) -> Start:
         call = Call(*fields)
-        reduce_op = "SUM" if call.reduce_op == "PREMUL_SUM" else call.reduce_op
+        reduce_op = call.reduce_op and combining(call.reduce_op)
         if not backend.supports(call.op, call.dtype, reduce_op or ""):
             what = f"{call.op}({call.reduce_op})" if call.reduce_op else call.op
             raise DistBackendError(
@@ -169,6 +171,14 @@ def prepare(backend: Backend, name: str, where: str) -> Callable[..., Start]:
     return prepare_call
 
 
+@cache
+def combining(reduce_op: str) -> str:
+    """Return the op that combines what ranks have prepared for a reduce op: SUM for PREMUL_SUM, most for themselves."""
+    from procgroup import _native
+
+    return next(row["combines"] for row in _native.reduce_ops() if row["name"] == reduce_op)
+
+
 def _alternatives(backend: Backend, call: Call) -> str:
     """Return with which reduce ops and dtypes the backend supports the operation, as the start of an enumeration."""
     from procgroup import _native
@@ -176,7 +186,7 @@ def _alternatives(backend: Backend, call: Call) -> str:
     def is_supported(dtype: str, op: str) -> bool:
         return backend.supports(call.op, dtype, op) and (not op or _native.supports(ReduceOp[op].value, dtype))
 
-    names = [op.name for op in ReduceOp if op is not ReduceOp.PREMUL_SUM]
+    names = [op.name for op in ReduceOp if combining(op.name) == op.name]
     ops = [op for op in names if call.reduce_op and is_supported(call.dtype, op)]
     dtypes = [dtype for dtype in sorted(DTYPES) if is_supported(dtype, call.reduce_op or "")]
     found = (("reduce op", ops), ("dtype", dtypes))

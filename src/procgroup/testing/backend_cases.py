@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,21 @@ from procgroup.types import ReduceOp
 Array = np.ndarray[Any, np.dtype[Any]]
 
 OPERATIONS = {row["name"]: row for row in _native.operations()}
-_FUNCTIONS: dict[str, Any] = {"PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
-_FUNCTIONS |= {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
+FUNCTIONS: dict[str, np.ufunc] = {
+    "SUM": np.add,
+    "AVG": np.add,
+    "PREMUL_SUM": np.add,
+    "PRODUCT": np.multiply,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+    "LAND": np.logical_and,
+    "LOR": np.logical_or,
+    "LXOR": np.logical_xor,
+}
+"""What combines the elements of the ranks for each reduce op; a mean is divided, and a factor is applied, besides."""
 _FACTOR = 2.0
 """That of PREMUL_SUM."""
 
@@ -62,7 +74,8 @@ class Case:
             return np.asarray(random.integers(0, 2, count, bool))
         if not self.reduce_op:
             return np.asarray(random.integers(0, 256, count * dtype.itemsize, np.uint8).view(dtype))
-        numbers = 12 * random.integers(0, 3, count) if self.reduce_op == "AVG" else random.integers(1, 4, count)
+        with_zeros = self.reduce_op in ("AVG", "LAND", "LOR", "LXOR")
+        numbers = 12 * random.integers(0, 3, count) if with_zeros else random.integers(1, 4, count)
         return np.asarray(numbers * (1 + 1j) if dtype.kind == "c" else numbers).astype(dtype)
 
     def sources(self, rank: int) -> Sequence[int]:
@@ -83,7 +96,7 @@ class Case:
         blocks = [self.block(source, target) for source in self.sources(rank)]
         if not blocks or not self.reduce_op:
             return blocks
-        total = reduce(_FUNCTIONS.get(self.reduce_op, np.add), blocks)
+        total = FUNCTIONS[self.reduce_op].reduce(blocks)
         if self.reduce_op in ("AVG", "PREMUL_SUM"):
             total = total / len(blocks) if self.reduce_op == "AVG" else total * _FACTOR
         return [total.astype(blocks[0].dtype)]

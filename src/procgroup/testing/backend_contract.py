@@ -23,7 +23,7 @@ import procgroup as dist
 from procgroup.api.default_group import current
 from procgroup.backends import capabilities
 from procgroup.errors import DistBackendError, DistError, RanksFailed
-from procgroup.groups.backend import Call
+from procgroup.groups.backend import Call, combining
 from procgroup.groups.group import ProcessGroup
 from procgroup.testing.backend_cases import OPERATIONS, Case, Part, play
 from procgroup.testing.ranks import run_ranks
@@ -178,7 +178,7 @@ def _supported(backend: str, size: int) -> Sequence[Case]:
 
 def _ask() -> list[tuple[str, str, str]]:
     supports = _backend(current()).supports
-    return [(op, dtype, by) for op, dtype, by in _calls() if supports(op, dtype, "SUM" if by == "PREMUL_SUM" else by)]
+    return [(op, dtype, by) for op, dtype, by in _calls() if supports(op, dtype, by and combining(by))]
 
 
 def _play_in_turn(cases: Sequence[Case]) -> None:

@@ -12,9 +12,12 @@ from procgroup.types import AnyReduceOp, PremulSum, ReduceOp
 
 _TORCH = distributed.ReduceOp
 
-# By hash, which torch makes of the op's number: to compare two of its objects takes longer than a small call.
+# By hash, which torch makes of the op's number: to compare two of its objects takes longer than a small call. The names
+# are torch's, which lacks some of the ops.
 _BY_HASH: dict[int, AnyReduceOp] = {
-    hash(_TORCH(getattr(_TORCH.RedOpType, op.name))): op for op in ReduceOp if op is not ReduceOp.PREMUL_SUM
+    hash(_TORCH(number)): ReduceOp[name]
+    for name, number in _TORCH.RedOpType.__members__.items()
+    if name in ReduceOp.__members__ and name != ReduceOp.PREMUL_SUM.name
 }
 
 
