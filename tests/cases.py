@@ -12,7 +12,8 @@ import numpy as np
 
 from layouts import FLAT, FROZEN, arranged
 from operations import OPERATIONS, Operation, Part
-from oracle import COMPLEX, FLOAT8, INTEGERS, LOGICAL, Array, is_defined, numpy_dtype
+from oracle import COMPLEX, FLOAT8, INTEGERS, Array, is_defined, numpy_dtype
+from procgroup.testing.backend_cases import LOGICAL
 
 FIRST_SEED = int(os.environ.get("PROCGROUP_TEST_SEED", "0"))
 """Of the random tests that play one seed after the other: the seed that a failure names is the first with this."""

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from procgroup import _native
+from procgroup.testing.backend_cases import FUNCTIONS, LOGICAL
 from procgroup.types import ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -24,8 +25,6 @@ DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX, *FLOAT8]
 
 OPS = [op.name for op in ReduceOp if op is not ReduceOp.PREMUL_SUM]
 """All but PREMUL_SUM, which takes a factor."""
-LOGICAL = {"LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor}
-"""These give 0 or 1, of one block too."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -43,7 +42,7 @@ def combined(op: str, blocks: Sequence[Array]) -> Array:
     wide = [block.astype(np.float32) if dtype.name in HALVES else block for block in blocks]
     with np.errstate(all="ignore"):
         if op in LOGICAL:
-            return np.asarray(LOGICAL[op].reduce(blocks)).astype(dtype)
+            return np.asarray(FUNCTIONS[op].reduce(blocks)).astype(dtype)
         if op != "AVG":
             return np.asarray(reduce(_FUNCTIONS[op], wide)).astype(dtype)
         if dtype.name in INTEGERS:
@@ -71,15 +70,7 @@ def _maximum(left: Array, right: Array) -> Array:
     return np.where((left == right) & ~np.signbit(left), left, picked) if left.dtype.kind == "f" else picked
 
 
-_FUNCTIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "SUM": np.add,
-    "PRODUCT": np.multiply,
-    "MIN": _minimum,
-    "MAX": _maximum,
-    "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or,
-    "BXOR": np.bitwise_xor,
-}
+_FUNCTIONS: dict[str, Callable[[Array, Array], Array]] = {**FUNCTIONS, "MIN": _minimum, "MAX": _maximum}
 
 
 def same_elements(left: Array, right: Array, to_the_bit: bool = False) -> Array:

@@ -13,8 +13,9 @@ import pytest
 
 import procgroup as dist
 from operations import COLLECTIVES, Part
-from oracle import LOGICAL, is_defined
+from oracle import is_defined
 from procgroup.testing import run_ranks
+from procgroup.testing.backend_cases import LOGICAL
 
 
 @pytest.fixture(autouse=True)

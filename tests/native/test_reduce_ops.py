@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oracle import COMPLEX, DTYPES, FLOAT8, FLOATS, INTEGERS, LOGICAL, Array, combined, is_defined, numpy_dtype
+from oracle import COMPLEX, DTYPES, FLOAT8, FLOATS, INTEGERS, Array, combined, is_defined, numpy_dtype
 from procgroup import _native
 from procgroup.functional import numbers
-from procgroup.testing.backend_cases import FUNCTIONS
+from procgroup.testing.backend_cases import FUNCTIONS, LOGICAL
 from procgroup.types import ReduceOp
 
 ROWS = {row["name"]: row for row in _native.reduce_ops()}

@@ -32,6 +32,8 @@ FUNCTIONS: dict[str, np.ufunc] = {
     "LXOR": np.logical_xor,
 }
 """What combines the elements of the ranks for each reduce op; a mean is divided, and a factor is applied, besides."""
+LOGICAL = ("LAND", "LOR", "LXOR")
+"""These give 0 or 1, of one rank's elements too."""
 _FACTOR = 2.0
 """That of PREMUL_SUM."""
 
@@ -74,7 +76,7 @@ class Case:
             return np.asarray(random.integers(0, 2, count, bool))
         if not self.reduce_op:
             return np.asarray(random.integers(0, 256, count * dtype.itemsize, np.uint8).view(dtype))
-        with_zeros = self.reduce_op in ("AVG", "LAND", "LOR", "LXOR")
+        with_zeros = self.reduce_op in ("AVG", *LOGICAL)
         numbers = 12 * random.integers(0, 3, count) if with_zeros else random.integers(1, 4, count)
         return np.asarray(numbers * (1 + 1j) if dtype.kind == "c" else numbers).astype(dtype)
 
