@@ -1,39 +1,17 @@
-"""Refuse name look-ups that can hang, unpickling of foreign data, and words that are not the field's."""
+"""Refuse the words and calls that docs/design/style.md lists: those that are not the field's, and those that hang."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FORBIDDEN = {
-    r"\bgetfqdn\b": "a host's own name may not resolve; publish addresses",
-    r"\bgethostbyname\w*\b": "use getaddrinfo, which knows IPv6",
-    r"\bgethostbyaddr\b|\bgetnameinfo\b": "nothing may wait for reverse DNS",
-    r"\bpickle\.loads?\b": "nothing that came from a store or socket is unpickled",
-}
-WORDS = {
-    r"\bslabs?\b": "allocation, receive pool",
-    r"\bparcels?\b": "payload, outgoing objects",
-    r"\benvelopes?\b": "header",
-    r"\bletter_size\b|\bholds_letter\b": "metadata",
-    r"\bverbs?\b": "operation, method",
-    r"\bthis room\b|\bper room\b|\brooms\b": "package",
-    r"\b(the|native) doors?\b": "adapter",
-    r"\bsheets?\b": "buffer table",
-    r"\bcircles?\b": "cycle",
-    r"\bdeposit(s|ed)?\b": "copy in",
-    r"\b(is|are|was) told\b": "receives, is notified",
-    r"\bwell or badly\b": "with or without an error",
-    r"\bloans?\b|\blends?\b": "exposure",
-    r"(?<!never )\b(lies?|lying)\b": "is in, the offset of, in place",
-    r"\bgoodbye\b|\bcache announcements?\b": "notifies, cache line",
-    r"\bdivided anew\b": "re-bucketed",
-    r"\ba (?!one\b|once\b|euro|again\b)[aeio][a-z]{2}": 'the article is "an"',
-    r"\bhears?\b": "receives, is notified",
-    r"\b(is|are|was|were|when|not) over\b(?! (the|its|a|an|TCP)\b)": "has completed, has ended",
-}
+STYLE = "docs/design/style.md"
+WORDS, CALLS = "## Words", "## Calls that procgroup does not make"
+_ROW = re.compile(r"\| (`.*`) \| ([^|]*) \|")
 PLACES = ("src/**/*.py", "native/**/*.?pp", "tests/**/*.py", "examples/*.py", "benchmarks/*.py", "README.md")
 PLACES += ("docs/*.md", "docs/design/*.md", "docs/guide/*.md")
 MAY_UNPICKLE = {
@@ -44,17 +22,33 @@ MAY_UNPICKLE = {
 }
 
 
+@cache
+def rules(heading: str) -> dict[str, str]:
+    """Return the patterns of the table below a heading, and what each row says."""
+    section = (ROOT / STYLE).read_text().split(f"\n{heading}\n")[1].split("\n## ")[0]
+    rows = [match for match in map(_ROW.fullmatch, section.splitlines()) if match]
+    return {rf"\b{pattern}\b": row[2] for row in rows for pattern in re.findall("`(.*?)`", row[1].replace(r"\|", "|"))}
+
+
+def refused(name: str, lines: list[str]) -> Iterator[str]:
+    """Yield a line for each word of a file that is refused."""
+    checks = [(pattern, reason, re.IGNORECASE) for pattern, reason in rules(WORDS).items()]
+    if not name.startswith("tests/"):
+        checks += [(pattern, reason, re.NOFLAG) for pattern, reason in rules(CALLS).items()]
+    for number, line in enumerate(lines, start=1):
+        if name == STYLE and _ROW.fullmatch(line):
+            continue
+        for pattern, reason, flags in checks:
+            if "pickle" in pattern and name in MAY_UNPICKLE:
+                continue
+            if match := re.search(pattern, line, flags):
+                yield f"{name}:{number}: {match.group()}: {reason}"
+
+
 def main() -> int:
-    found = 0
-    for path in sorted(path for place in PLACES for path in ROOT.glob(place)):
-        name = path.relative_to(ROOT).as_posix()
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
-            for pattern, reason in (WORDS if name.startswith("tests/") else FORBIDDEN | WORDS).items():
-                if "pickle" in pattern and name in MAY_UNPICKLE:
-                    continue
-                if match := re.search(pattern, line, re.IGNORECASE if pattern in WORDS else 0):
-                    print(f"{name}:{number}: {match.group()}: {reason}")
-                    found += 1
+    files = {path.relative_to(ROOT).as_posix(): path for place in PLACES for path in ROOT.glob(place)}
+    found = [line for name in sorted(files) for line in refused(name, files[name].read_text().splitlines())]
+    print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 
 
