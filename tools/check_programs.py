@@ -24,7 +24,7 @@ OF_TORCH = re.compile("Type of metaclass unknown|Type of base class unknown")
 PROGRAMS = ["build/typed", "examples", "tests/annotations/idioms.py"]
 
 sys.path.insert(0, str(ROOT / "tests"))
-from documentation.programs import programs  # noqa: E402 - the tests execute the same programs
+from documentation.page_programs import programs  # noqa: E402 - the tests execute the same programs
 
 
 def write_programs() -> None:

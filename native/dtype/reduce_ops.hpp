@@ -10,7 +10,7 @@
 // Every op is commutative, and associative up to the rounding of floating point; only a mean of integers has no partial
 // results (dtype/partial.hpp).
 //
-// To add a reduce op: CONTRIBUTING.md says where. tests/native/test_reduce_ops.py names what is forgotten.
+// To add a reduce op: CONTRIBUTING.md says where. tests/native_module/test_reduce_ops.py names what is forgotten.
 #pragma once
 
 #include <array>

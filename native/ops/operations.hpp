@@ -2,8 +2,8 @@
 // calls, schedules, errors and the Python module's list of operations read it.
 //
 // To add a collective: an OpKind and its row; a schedule for large arrays (collectives/choose_schedule.cpp says which);
-// its binding (bindings/collectives.cpp, python_group.hpp, group.cpp). tests/native/test_operations.py names what is
-// forgotten elsewhere.
+// its binding (bindings/collectives.cpp, python_group.hpp, group.cpp). tests/native_module/test_operations.py names
+// what is forgotten elsewhere.
 #pragma once
 
 #include <array>

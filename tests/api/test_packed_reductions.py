@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from seeded_cases import Case, values
 
 import procgroup as dist
-from cases import Case, values
 from layouts import LAYOUTS, arranged
 from oracle import DTYPES, OPS, Array, combined, is_defined
 from procgroup.testing import run_ranks

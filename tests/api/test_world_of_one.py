@@ -10,9 +10,9 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
+from operation_table import COLLECTIVES, Part
 
 import procgroup as dist
-from operations import COLLECTIVES, Part
 from oracle import is_defined
 from procgroup.testing import run_ranks
 from procgroup.testing.backend_cases import LOGICAL

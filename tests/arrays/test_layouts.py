@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 import pytest
+from operation_table import EVERY_RANK
+from seeded_cases import Case, CasePart, TorchPart
 
 import procgroup as dist
-from cases import Case, CasePart, TorchPart
-from operations import EVERY_RANK
 from procgroup.testing import run_ranks
 from world import run
 

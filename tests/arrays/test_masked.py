@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from operation_table import COLLECTIVES, Part
 
 import procgroup as dist
-from operations import COLLECTIVES, Part
 from oracle import Array
 from procgroup import functional
 from procgroup.testing import run_ranks

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from seeded_cases import Case, CasePart
+
 import oracle
 import procgroup as dist
-from cases import Case, CasePart
 from procgroup.backends import Capability, capabilities
 from procgroup.errors import DistError
 

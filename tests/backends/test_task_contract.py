@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, allowance
+from failures.waiting_calls import ABSENT, allowance
 from groups.toy_backend import StoreBackend
 from mpi.test_mpi_failures import error_of
 from nccl import gpu_arrays, stand_ins

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import psutil
 from bugs.bug import MEMORY_GROUPS, Bug
-from failures.operations import allowance
+from failures.waiting_calls import allowance
 
 import mpi_world
 import two_hosts

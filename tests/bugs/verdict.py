@@ -10,7 +10,7 @@ from typing import Any
 from bugs import bug as expectations
 from bugs.bug import ENDS_WELL, Bug
 from bugs.surroundings import EXIT_SECONDS, GLOO, Seen, Surrounding, Surroundings
-from failures.operations import allowance
+from failures.waiting_calls import allowance
 
 WORST_FIRST = (
     "WRONG RESULT",

@@ -21,8 +21,8 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from clients.client_programs import WAYS, Played, Program, clients, facts_of, play, programs, wrong_in
 from clients.environment import CLIENTS, ROOT, version_of
-from clients.programs import WAYS, Played, Program, clients, facts_of, play, programs, wrong_in
 
 from world import WorldTimeout
 

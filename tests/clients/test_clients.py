@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from clients.client_programs import Program, clients, play, programs, wrong_in
 from clients.measure import PAGE, page
-from clients.programs import Program, clients, play, programs, wrong_in
 
 PROGRAMS = [program for client in clients() for program in programs(client)]
 INSTALLATION = 900

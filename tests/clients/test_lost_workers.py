@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clients.programs import Program, play
+from clients.client_programs import Program, play
 
 SECONDS = 10.0
 """How long after the failure another worker may go on, on a busy machine."""

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
+from seeded_cases import Case, CasePart
 
 import procgroup as dist
-from cases import Case, CasePart
 from oracle import digest
 
 Report = tuple[str, str]

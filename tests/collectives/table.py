@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from collectives.cases import DTYPES, SUPPORTED
+from collectives.contract_cases import DTYPES, SUPPORTED
 from collectives.playing import Report, report
+from operation_table import EVERY_RANK, OPERATIONS, REDUCING, memory_of
+from seeded_cases import Case, CasePart
 
 import procgroup as dist
-from cases import Case, CasePart
 from layouts import LAYOUTS, SHAPES
-from operations import EVERY_RANK, OPERATIONS, REDUCING, memory_of
 from oracle import Array, numpy_dtype
 from procgroup import _native
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import TRANSPORTS
+from collectives.contract_cases import TRANSPORTS
 from collectives.playing import Report, all_right, report
 from collectives.table import table
+from operation_table import COLLECTIVES
+from seeded_cases import Case, CasePart
 
 import procgroup as dist
-from cases import Case, CasePart
-from operations import COLLECTIVES
 from procgroup.groups import future as future_module
 from tiers import AT_LENGTH
 from world import run

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from collectives.cases import SIZES, TRANSPORTS, case_of, choose
+from collectives.contract_cases import SIZES, TRANSPORTS, case_of, choose
 from collectives.playing import all_right, play
 from collectives.table import SIZES as TABLE_SIZES
 from collectives.table import play_table, table
+from operation_table import EVERY_RANK, OPERATIONS, REDUCING
+from seeded_cases import Case
 
 import two_hosts
-from cases import Case
-from operations import EVERY_RANK, OPERATIONS, REDUCING
 from oracle import INTEGERS
 from tiers import AT_LENGTH, SAMPLED
 from world import run

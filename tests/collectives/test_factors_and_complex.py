@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from operation_table import REDUCING, Part
 
 import procgroup as dist
-from operations import REDUCING, Part
 from oracle import INTEGERS, Array, numpy_dtype
 from procgroup.testing import run_ranks
 from procgroup.types import AnyReduceOp, ReduceOp

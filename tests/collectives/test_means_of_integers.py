@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from operation_table import REDUCING, Part
 
 import procgroup as dist
-from operations import REDUCING, Part
 from oracle import INTEGERS, Array
 from procgroup import functional
 from procgroup.testing import run_ranks

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import DTYPES, SIZES, TRANSPORTS, counts
+from collectives.contract_cases import DTYPES, SIZES, TRANSPORTS, counts
 
 import procgroup as dist
 from oracle import numpy_dtype

@@ -6,10 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from collectives.cases import TRANSPORTS
+from collectives.contract_cases import TRANSPORTS
+from operation_table import REDUCING, Part
 
 import procgroup as dist
-from operations import REDUCING, Part
 from oracle import HALVES, Array, numpy_dtype
 from procgroup.errors import CollectiveMismatch
 from procgroup.testing import run_ranks

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import TRANSPORTS
+from collectives.contract_cases import TRANSPORTS
 
 import procgroup as dist
 from procgroup.testing import run_ranks

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from compat import write
-from compat.programs import SMOKE
 from compat.registry import doing_nothing, find
+from compat.smoke_programs import SMOKE
 from compat.torch_names import default_text
 
 # Parameters of torch.distributed that procgroup does not have, with a reason.

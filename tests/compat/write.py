@@ -26,7 +26,7 @@ TORCH = "torch.distributed"
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parent), str(ROOT / "src")]
 
-from compat.programs import SMOKE  # noqa: E402 - as a program, it needs the line above
+from compat.smoke_programs import SMOKE  # noqa: E402 - as a program, it needs the line above
 
 # Modules whose names are those of torch.distributed under another address.
 SAME_NAMES = ("distributed_c10d", "device_mesh", "rendezvous", "constants", "tensor.device_mesh")

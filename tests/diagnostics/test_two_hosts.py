@@ -16,7 +16,7 @@ import pytest
 
 import two_hosts
 from diagnostics.namespaces import block_connections_to
-from documentation.programs import ROOT, blocks
+from documentation.page_programs import ROOT, blocks
 from documentation.test_documentation import provide_commands
 from procgroup.diagnostics.doctor.findings import Level
 from procgroup.diagnostics.doctor.reachability import REACHED, SILENT

@@ -14,7 +14,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from documentation.programs import ROOT, blocks
+from documentation.page_programs import ROOT, blocks
 
 FOLDER = ROOT / "docs" / "operations"
 FOR_MPI4PY = ROOT / "docs" / "guide" / "mpi4py.md"

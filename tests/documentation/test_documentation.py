@@ -20,7 +20,7 @@ import pytest
 
 import world
 from documentation.operation_pages import FOR_MPI4PY
-from documentation.programs import ROOT, blocks
+from documentation.page_programs import ROOT, blocks
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guide/*.md")])
 _NOT_OURS = ("torchrun", "taskset")

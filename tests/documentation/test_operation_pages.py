@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from documentation.operation_pages import FOLDER, Example, examples, play
-from documentation.programs import ROOT, blocks
+from documentation.page_programs import ROOT, blocks
 from world import free_port, run, run_command
 
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "index.md")

@@ -16,7 +16,7 @@ import mpi_world
 import two_hosts
 import world
 from documentation.operation_pages import FOR_MPI4PY
-from documentation.programs import ROOT, blocks
+from documentation.page_programs import ROOT, blocks
 from documentation.test_documentation import can_run, provide_commands
 
 pytestmark = [pytest.mark.slow]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from failures.operations import ABSENT, FORMS, TRANSPORTS, allowance, on, perform
+from failures.waiting_calls import ABSENT, FORMS, TRANSPORTS, allowance, on, perform
 
 import procgroup as dist
 from world import Outcome, start, wait_until

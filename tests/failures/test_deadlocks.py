@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import TRANSPORTS, on
+from failures.waiting_calls import TRANSPORTS, on
 from groups.toy_backend import StoreBackend
 
 import procgroup as dist

@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from failures.operations import TRANSPORTS, on
+from failures.waiting_calls import TRANSPORTS, on
+from operation_table import COLLECTIVES, OPERATIONS, Part
 
 import procgroup as dist
-from operations import COLLECTIVES, OPERATIONS, Part
 from world import start
 
 SIZE = 3

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from failures.operations import TRANSPORTS, allowance, on
+from failures.waiting_calls import TRANSPORTS, allowance, on
 
 from procgroup import exit_reason
 from world import free_port, rank_environment

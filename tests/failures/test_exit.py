@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import TRANSPORTS, allowance, on
+from failures.waiting_calls import TRANSPORTS, allowance, on
 
 import procgroup as dist
 from procgroup.stores import TCPStore

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from failures.instants import CONNECTING, end_at
-from failures.operations import ABSENT, TRANSPORTS, allowance, on
+from failures.waiting_calls import ABSENT, TRANSPORTS, allowance, on
 
 import procgroup as dist
 from world import free_port, start

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, COLLECTIVES, FORMS, TRANSPORTS, allowance, on, perform
+from failures.waiting_calls import ABSENT, COLLECTIVES, FORMS, TRANSPORTS, allowance, on, perform
 from groups.toy_backend import StoreBackend
 
 import procgroup as dist

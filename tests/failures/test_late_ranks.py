@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, FORMS, TRANSPORTS, on, perform
+from failures.waiting_calls import ABSENT, FORMS, TRANSPORTS, on, perform
 
 import procgroup as dist
 from world import World, run, start, wait_until

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import TRANSPORTS, allowance, on
+from failures.waiting_calls import TRANSPORTS, allowance, on
+from seeded_cases import Case, CasePart
 
 import procgroup as dist
-from cases import Case, CasePart
 from world import run
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from failures import instants
 from failures.instants import CONNECTING, JOINING, moment, start_a_group
-from failures.operations import allowance
+from failures.waiting_calls import allowance
 
 import procgroup as dist
 from procgroup.errors import CollectiveTimeout, PeerFailed, PeerLost

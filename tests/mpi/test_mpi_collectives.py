@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import choose
+from collectives.contract_cases import choose
 from collectives.playing import Report, all_right, nothing_went_wrong, play_one, play_programs
 from collectives.test_factors_and_complex import SIZE as SIZE_OF_FACTORS
 from collectives.test_factors_and_complex import scale_and_add
 from collectives.test_identical_bits import COUNTS, OPS, judge, wild_values
 from collectives.test_rank_order import what_differs
 from groups.test_objects import play_all_calls
+from operation_table import EVERY_RANK, OPERATIONS
+from seeded_cases import Case
 
 import procgroup as dist
-from cases import Case
 from layouts import LAYOUTS
 from mpi_world import BACKEND, MPIS, lacks, run
-from operations import EVERY_RANK, OPERATIONS
 from oracle import COMPLEX, FLOAT8, FLOATS, digest, is_defined, numpy_dtype
 from tiers import SAMPLED
 from world import WorldFailed

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, allowance, perform
+from failures.waiting_calls import ABSENT, allowance, perform
+from seeded_cases import Case, CasePart
 
 import procgroup as dist
-from cases import Case, CasePart
 from mpi_world import BACKEND, MPIS, MpiWorld, lacks, run, start
 from world import Outcome
 
@@ -152,7 +152,7 @@ def test_a_message_of_another_size_or_dtype_is_refused(mpi: str) -> None:
 
 
 WAITS = ["all_reduce", "all_reduce of a large array", "broadcast from the absent rank", "barrier", "send", "recv"]
-"""Forms of calls that wait for the absent rank, of failures.operations."""
+"""Forms of calls that wait for the absent rank, of failures.waiting_calls."""
 
 
 def time_out(rank: int, size: int, ended: Path) -> dict[str, SimpleNamespace] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from documentation.programs import ROOT, blocks
+from documentation.page_programs import ROOT, blocks
 from mpi_world import BACKEND, MPIS, environment_of, lacks, run_program
 from world import run_command, without_reports
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from nccl.gpu_arrays import LEGACY, GpuArray
+from operation_table import EVERY_RANK, OPERATIONS, Part
+from seeded_cases import Case, CasePart
 
-from cases import Case, CasePart
 from layouts import SHAPES
-from operations import EVERY_RANK, OPERATIONS, Part
 from oracle import COMPLEX, DTYPES, FLOATS, OPS, Array
 
 _PartBase = Part if TYPE_CHECKING else object

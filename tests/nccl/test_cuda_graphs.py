@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, allowance
+from failures.waiting_calls import ABSENT, allowance
 from mpi.test_mpi_failures import error_of
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import GpuArray, captured, comes_true, held, new_stream

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from bugs.surroundings import Seen
 from bugs.verdict import judge
-from failures.operations import allowance
+from failures.waiting_calls import allowance
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import GpuArray, new_stream
 from nccl.gpu_bugs import KINDS, LONG, WITHOUT_GATES, WORLDS, GpuBug, Plan, Player, Report, bug_of, plan_of

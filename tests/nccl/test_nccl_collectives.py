@@ -22,9 +22,9 @@ from groups.test_objects import play_all_calls
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, is_idle, new_stream
 from nccl.gpu_parts import GpuPart, OnGpu, case_of, choose, unequal_blocks
+from seeded_cases import Case
 
 import procgroup as dist
-from cases import Case
 from oracle import DTYPES, FLOATS, OPS, Array, is_defined, numpy_dtype
 from tiers import SAMPLED
 from world import WorldFailed, run

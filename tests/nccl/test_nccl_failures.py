@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, allowance
+from failures.waiting_calls import ABSENT, allowance
 from mpi.test_mpi_failures import error_of, everybody, moment_in
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import GpuArray, comes_true, held, new_stream
 from nccl.gpu_parts import GpuPart, case_of
+from seeded_cases import Case
 
 import procgroup as dist
-from cases import Case
 from waiting import Meeting, wait_until, wait_until_in_a_call
 from world import Outcome, attempt, run, start, without_reports
 

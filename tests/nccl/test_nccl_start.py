@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends.every_cell import Cell
-from failures.operations import allowance
+from failures.waiting_calls import allowance
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import GpuArray
 from nccl.gpu_parts import OnGpu

@@ -26,10 +26,10 @@ from mpi.test_mpi_failures import error_of
 from nccl import gpu_arrays, stand_ins, test_nccl_collectives, test_nccl_failures, test_staging
 from nccl.gpu_libraries import IS_STAND_IN, LIBRARIES, lacks, missing, use_real_gpus
 from nccl.gpu_parts import case_of
+from operation_table import EVERY_RANK, OPERATIONS
+from seeded_cases import Case, CasePart
 
 import procgroup as dist
-from cases import Case, CasePart
-from operations import EVERY_RANK, OPERATIONS
 from oracle import FLOAT8, OPS, Array, is_defined
 from world import World, attempt, run, start
 

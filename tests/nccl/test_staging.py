@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import choose
+from collectives.contract_cases import choose
 from collectives.playing import Report, all_right, nothing_went_wrong, play_programs
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, new_stream
 from nccl.gpu_parts import case_of
 from nccl.test_nccl_collectives import GPUS, expect, full, of, play_one
+from operation_table import EVERY_RANK, OPERATIONS
+from seeded_cases import Case
 
 import procgroup as dist
-from cases import Case
-from operations import EVERY_RANK, OPERATIONS
 from oracle import COMPLEX, FLOAT8, INTEGERS, is_defined
 from procgroup._native import staged_bytes
 from tiers import SAMPLED

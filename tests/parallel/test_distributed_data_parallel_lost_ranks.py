@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from failures.operations import TRANSPORTS, on
+from failures.waiting_calls import TRANSPORTS, on
 
 import procgroup as dist
 from procgroup.errors import PeerFailed, PeerLost

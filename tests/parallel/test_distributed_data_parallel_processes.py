@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from failures.operations import allowance
+from failures.waiting_calls import allowance
 
 import procgroup as dist
 from world import free_port, run, start

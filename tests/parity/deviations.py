@@ -18,8 +18,8 @@ if __name__ == "__main__":
 
 from parity.played import MIXED, UNEVEN
 from parity.probes import PROBES
+from seeded_cases import Case
 
-from cases import Case
 from oracle import COMPLEX, FLOAT8, INTEGERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "deviations.md"

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from itertools import product
 
 import torch.distributed
+from operation_table import COLLECTIVES, OPERATIONS
+from seeded_cases import Case
 
-from cases import Case
-from operations import COLLECTIVES, OPERATIONS
 from oracle import DTYPES, OPS
 
 PLAYED = [name for name in (*COLLECTIVES, "ring") if OPERATIONS[name].in_torch and name != "barrier"]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from cases import as_torch
+from seeded_cases import as_torch
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cases import Case, CasePart
+from seeded_cases import Case, CasePart
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from parity.played import BEYOND_A_SEGMENT, PLAYED, SIZES, every_case
 from parity.probes import PROBES, Probe
 from parity.program import Report
 from parity.worlds import ProbeWorld, World, play
+from seeded_cases import Case
 
-from cases import Case
 from tiers import SAMPLED
 
 SAMPLE = 30

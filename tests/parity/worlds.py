@@ -21,8 +21,7 @@ from typing import Any
 
 from parity.probes import PROBES
 from parity.program import play_cases
-
-from cases import Case, CasePart, TorchPart
+from seeded_cases import Case, CasePart, TorchPart
 
 
 @dataclass(frozen=True)

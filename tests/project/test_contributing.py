@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from documentation.programs import ROOT
+from documentation.page_programs import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 WALK = re.compile(r"^\*\*(?:An?|A check of) `?([a-z ]+)`?\*\*(.*?)(?=^\*\*|^## )", re.MULTILINE | re.DOTALL)

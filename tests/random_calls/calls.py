@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from collectives.cases import SUPPORTED
+from collectives.contract_cases import SUPPORTED
 from collectives.playing import Report, report
 from hypothesis import strategies as st
+from operation_table import EVERY_RANK, OPERATIONS
+from seeded_cases import Case, CasePart, naming
 
-from cases import Case, CasePart, naming
 from layouts import FROZEN, LAYOUTS, SHAPES
-from operations import EVERY_RANK, OPERATIONS
 from oracle import DTYPES, OPS, is_defined
 
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 import pytest
-from collectives.cases import TRANSPORTS
+from collectives.contract_cases import TRANSPORTS
 from collectives.playing import all_right
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_calls.calls import long_sequence, play_seed, play_sequence, sequences
 from random_calls.standing_world import StandingWorld
+from seeded_cases import FIRST_SEED, naming
 
 import two_hosts
-from cases import FIRST_SEED, naming
 from tiers import AT_LENGTH, SAMPLED
 
 EXAMPLES = 10 if SAMPLED else 500

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from collectives.cases import TRANSPORTS
+from collectives.contract_cases import TRANSPORTS
+from seeded_cases import FIRST_SEED, naming
 
 import procgroup as dist
-from cases import FIRST_SEED, naming
 from tiers import SAMPLED
 from world import run
 

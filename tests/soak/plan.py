@@ -12,9 +12,8 @@ from typing import Any
 
 from failures.instants import CONNECTING, JOINING
 from numpy.random import Generator, default_rng
-
-from cases import Case
-from operations import EVERY_RANK, OPERATIONS
+from operation_table import EVERY_RANK, OPERATIONS
+from seeded_cases import Case
 
 LAYOUTS = {"shm": 4, "tcp": 3, "spanning": 2, "hosts": 3, "toy": 1}
 """How the ranks are connected, and how often: "spanning" makes two hosts of one by name, "hosts" are two network

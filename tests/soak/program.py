@@ -24,10 +24,10 @@ from typing import Any
 from failures import instants
 from groups.toy_backend import StoreBackend
 from numpy.random import Generator, default_rng
+from seeded_cases import CasePart, values
 
 import oracle
 import procgroup as dist
-from cases import CasePart, values
 from procgroup.api.default_group import current
 from soak.named import named_by
 from soak.plan import BY_THEMSELVES, HARMLESS, LONG, SIGNALLED, WRONG_GROUPS, Call, Plan

@@ -22,7 +22,7 @@ from stores.store_kinds import ADDRESSES, param
 
 import world
 from database_servers import etcd_server, redis_server
-from documentation.programs import ROOT, blocks
+from documentation.page_programs import ROOT, blocks
 from procgroup.errors import DistError, DistNetworkError, DistStoreError, StoreLimitError, StoreLost, StoreTimeout
 from procgroup.stores import EtcdStore, RedisStore
 

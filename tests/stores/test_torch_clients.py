@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from stores.torch_programs import PROGRAMS
+from stores.torch_store_programs import PROGRAMS
 
 from procgroup.stores import TCPStore
 from procgroup.stores.tcp import StoreServer

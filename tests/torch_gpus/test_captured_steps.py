@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from failures.operations import allowance
+from failures.waiting_calls import allowance
 from torch_gpus import stand_in_torch
 from torch_gpus.on_gpus import play
 from torch_gpus.plug_in_world import SLOW_GPUS, begin
 
-from documentation.programs import programs
+from documentation.page_programs import programs
 from world import run, run_command, start
 
 pytestmark = pytest.mark.torch

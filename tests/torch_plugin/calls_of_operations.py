@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from operation_table import EVERY_RANK, OPERATIONS
+from seeded_cases import Case, TorchPart
 from torch_plugin.call_table import call, values
 
 import procgroup
-from cases import Case, TorchPart
-from operations import EVERY_RANK, OPERATIONS
 
 
 @call

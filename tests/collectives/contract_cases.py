@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
+from operation_table import OPERATIONS
+from seeded_cases import Case
 
-from cases import Case
 from layouts import SHAPES
-from operations import OPERATIONS
 from oracle import FLOATS, INTEGERS, OPS, is_defined, numpy_dtype
 
 DTYPES = ["bool", *INTEGERS, *FLOATS]

@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import operations
+import operation_table
+from operation_table import OPERATIONS, Part
+
 import procgroup as dist
-from operations import OPERATIONS, Part
 
 TRANSPORTS = ["shm", "tcp", "spanning"]
 
@@ -31,7 +32,7 @@ class Form:
 def _forms() -> dict[str, Form]:
     forms = {}
     # One with a single array instead of a list is the same call, by whose name errors go.
-    for name in (name for name in operations.COLLECTIVES if not name.endswith("_single")):
+    for name in (name for name in operation_table.COLLECTIVES if not name.endswith("_single")):
         if root := OPERATIONS[name].root:
             side = "to" if root == "destination" else "from"
             forms[f"{name} {side} a rank that waits"] = Form(name)

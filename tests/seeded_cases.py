@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from operation_table import OPERATIONS, Operation, Part
 
 from layouts import FLAT, FROZEN, arranged
-from operations import OPERATIONS, Operation, Part
 from oracle import COMPLEX, FLOAT8, INTEGERS, Array, is_defined, numpy_dtype
 from procgroup.testing.backend_cases import LOGICAL
 

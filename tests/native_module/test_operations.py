@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from operation_table import OPERATIONS
 
 import procgroup as dist
-from operations import OPERATIONS
 from procgroup import _native
 from procgroup.groups.engine import COLLECTIVES
 
