@@ -275,10 +275,12 @@ def exscan(
     timeout: Limit = None,
     retain: bool = False,
 ) -> Work | None:
-    """Combine the arrays of the ranks below this one, element by element, into this rank's ``tensor``.
+    """Combine the arrays of the ranks below into ``tensor``, which is the input, too; rank 0's keeps its values.
 
     The exclusive prefix reduction, as MPI_Exscan (MPI 4.1, section 6.11.2): rank r gets tensor_0 op ... op tensor_r-1,
-    in rank order; AVG divides by r. No rank is below rank 0: its ``tensor`` keeps its values. Raises as ``scan`` does.
+    in rank order; AVG divides by r. Every rank passes its own input, rank 0 too: zeros there would leave it out of all
+    sums. So begin with a copy, and clear rank 0's afterwards: ``before = x.copy(); exscan(before)``, then
+    ``if rank == 0: before[...] = 0``. Raises as ``scan`` does.
     """
     chosen = choose(group, "exscan")
     return None if chosen is None else chosen.exscan(tensor, op, async_op, timeout, retain)

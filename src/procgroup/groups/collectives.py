@@ -112,7 +112,7 @@ class Collectives:
         timeout: Limit = None,
         retain: bool = False,
     ) -> Issued:
-        """Combine the arrays of all lower ranks into this rank's array; that of rank 0 keeps its values."""
+        """Combine the arrays of all lower ranks into this rank's array, which is the input, too; rank 0's is kept."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         return self.calls.exscan(array, op, retain, async_op, timeout)
