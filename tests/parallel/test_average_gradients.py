@@ -13,7 +13,7 @@ import pytest
 import procgroup as dist
 import world
 from procgroup.functional.trees import paths
-from procgroup.parallel import average_gradients, broadcast_parameters
+from procgroup.parallel import average_gradients, broadcast_parameters, require_equal_parameters
 from procgroup.testing import run_ranks
 
 Layer = namedtuple("Layer", "weights bias")
@@ -190,3 +190,38 @@ def test_what_has_no_mean_or_is_no_array_is_named() -> None:
             average_gradients(np.zeros(1), dist.GroupMember.NON_GROUP_MEMBER)  # type: ignore[arg-type]
 
     run_ranks(play_bad, 1)
+
+
+def drift(rank: int, size: int) -> str:
+    """Change the last bit of one array on one rank."""
+    dist.init_process_group(timeout=30)
+    tree = tree_of(0)
+    require_equal_parameters(tree)
+    require_equal_parameters([np.array(np.nan), 3, 0.5, np.asfortranarray(np.ones((2, 3))), np.zeros((0, 2))])
+    require_equal_parameters(np.asfortranarray(np.ones((2, 3))) if rank == 0 else np.ones((2, 3)))
+    if rank == size - 1:
+        tree["half"][0][4] = np.nextafter(tree["half"][0][4], np.float16(1))
+    with pytest.raises(dist.CollectiveMismatch) as caught:
+        require_equal_parameters(tree)
+    with pytest.raises(dist.CollectiveMismatch, match="different trees"):
+        require_equal_parameters({"a": np.zeros(2 + rank)})
+    require_equal_parameters(tree_of(1))  # the group goes on
+    return str(caught.value)
+
+
+def test_one_bit_that_differs_is_named_on_every_rank() -> None:
+    for text in world.run(drift, 3):
+        assert "the ranks have different parameters: this rank has ['half'][0] with hash" in text, text
+        assert text.endswith("as average_gradients does, and begin with broadcast_parameters."), text
+
+
+def test_parameters_of_torch_and_jax_are_compared() -> None:
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+
+    def compare() -> None:
+        require_equal_parameters([torch.arange(6.0).reshape(2, 3).T, torch.ones(2, dtype=torch.bfloat16)])
+        require_equal_parameters(jax.numpy.ones(3))
+        with pytest.raises(dist.CollectiveMismatch, match="this rank has tree with hash"):
+            require_equal_parameters(torch.full((2,), float(dist.get_rank())))
+
+    run_ranks(compare, 2)

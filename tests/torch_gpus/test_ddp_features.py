@@ -321,7 +321,7 @@ def average(gpu: Any) -> None:
     import torch
 
     import procgroup as dist
-    from procgroup.parallel import average_gradients, broadcast_parameters
+    from procgroup.parallel import average_gradients, broadcast_parameters, require_equal_parameters
     from procgroup.parallel.communication_hooks import OuterSteps, PeriodicModelAverager
 
     rank = dist.get_rank()
@@ -329,6 +329,9 @@ def average(gpu: Any) -> None:
     mean = average_gradients(tree)
     assert mean["weight"].is_cuda and mean["weight"].tolist() == [1.5] * 3 and mean["bias"].tolist() == [1.5] * 2
     assert broadcast_parameters(tree, 1)["weight"].tolist() == [2] * 3
+    require_equal_parameters(mean)
+    with pytest.raises(dist.CollectiveMismatch, match="different parameters"):
+        require_equal_parameters(tree)
 
     parameters = [torch.full((3,), rank + 1.0, device="cuda"), torch.full((2,), rank + 1.0)]
     PeriodicModelAverager(2).average_parameters(parameters)

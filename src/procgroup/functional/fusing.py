@@ -122,6 +122,10 @@ class Bundle:
             found.append((leaf.index, numbers.as_given(array, leaf.library)))
         return found
 
+    def host_bytes(self) -> Any:
+        """Return all elements as bytes in the memory of the host."""
+        return self._memory
+
     def copy_from(self, other: Bundle) -> None:
         """Copy all elements of a bundle that is as large."""
         self._memory[...] = other._memory
@@ -157,6 +161,9 @@ class GpuBundle(Bundle):
     def take(self, leading: tuple[int, ...]) -> list[tuple[int, Any]]:
         parts = zip(self._leaves, self._parts(), self._shapes, strict=True)
         return [(leaf.index, part.reshape((*leading, *shape))) for leaf, part, shape in parts]
+
+    def host_bytes(self) -> Any:
+        return view(self.array.cpu()).elements().tobytes()
 
     def copy_from(self, other: Bundle) -> None:
         self.array.copy_(other.array)

@@ -17,6 +17,7 @@ _MODULE_OF_NAME = {
     "Waitable": "communication_hooks.interface",
     "average_gradients": "averaging",
     "broadcast_parameters": "averaging",
+    "require_equal_parameters": "averaging",
 }
 
 _PACKAGES = ("communication_hooks",)

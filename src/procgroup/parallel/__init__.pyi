@@ -1,6 +1,7 @@
 from procgroup.parallel import communication_hooks as communication_hooks
 from procgroup.parallel.averaging import average_gradients as average_gradients
 from procgroup.parallel.averaging import broadcast_parameters as broadcast_parameters
+from procgroup.parallel.averaging import require_equal_parameters as require_equal_parameters
 from procgroup.parallel.communication_hooks.interface import GradBucket as GradBucket
 from procgroup.parallel.communication_hooks.interface import Hook as Hook
 from procgroup.parallel.communication_hooks.interface import Waitable as Waitable

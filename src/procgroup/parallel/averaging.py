@@ -1,16 +1,17 @@
 """Data-parallel training with any array library: broadcast the parameters once, average the gradients in each step.
 
-Both functions take a tree of arrays, as ``procgroup.functional`` does, and return a new tree.
+These functions take a tree of arrays, as ``procgroup.functional`` does; those that change something return a new tree.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 from procgroup.arrays.array_view import HOST, ArrayView
 from procgroup.errors import ArgumentError
 from procgroup.functional.calls import perform
-from procgroup.functional.fusing import Leaves
+from procgroup.functional.fusing import Leaf, Leaves, make_bundle
 from procgroup.functional.operations import AllReduce, Broadcast
 from procgroup.functional.trees import paths
 from procgroup.groups import checks
@@ -20,6 +21,8 @@ from procgroup.parallel.rank_comparison import gather_if_different, mismatch
 from procgroup.types import ReduceOp
 
 T = TypeVar("T")
+
+_HASH_BYTES = 8
 
 
 def average_gradients(tree: T, group: ProcessGroup | None = None) -> T:
@@ -54,6 +57,31 @@ def broadcast_parameters(tree: T, root: int = 0, group: ProcessGroup | None = No
     _require_same_trees(leaves, chosen, "broadcast_parameters", f" from rank {root}")
     result: T = perform(leaves, Broadcast(root), chosen)
     return result
+
+
+def require_equal_parameters(tree: Any, group: ProcessGroup | None = None) -> None:
+    """Raise CollectiveMismatch on every rank, with the first array that differs, unless all ranks have the same bits.
+
+    Each rank reads its arrays once and sends a hash of 16 bytes, so that a program can check its copies of the
+    parameters now and then: they drift apart without an error where their gradients are not reduced. Raises TypeError
+    for a leaf that is neither an array nor a number.
+    """
+    chosen = group_of(group)
+    leaves = _leaves(tree)
+    _require_same_trees(leaves, chosen, "require_equal_parameters")
+    hashes = gather_if_different(chosen, [(str(leaf.name), _hash(leaf)) for leaf in leaves.all])
+    if hashes is not None:
+        held = _first_difference([{name: f"with hash {found}" for name, found in each} for each in hashes])
+        advice = (
+            "Reduce the gradients before each update, as average_gradients does, and begin with broadcast_parameters."
+        )
+        raise mismatch(chosen, "require_equal_parameters", held, differing="parameters", advice=advice)
+
+
+def _hash(leaf: Leaf) -> str:
+    bundle = make_bundle([leaf], [leaf.seen.shape], 1)
+    bundle.fill()
+    return blake2b(bundle.host_bytes(), digest_size=_HASH_BYTES).hexdigest()
 
 
 def _leaves(tree: Any) -> Leaves:
