@@ -16,7 +16,6 @@ import procgroup as dist
 from procgroup.testing import run_ranks
 from world import placed
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
 transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 

@@ -10,8 +10,6 @@ import pytest
 import procgroup as dist
 from world import run
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
-
 
 @pytest.fixture
 def alone() -> Iterator[None]:
@@ -65,8 +63,7 @@ def test_coalesced_calls_in_a_world(transport: str) -> None:
 
 def test_coalesced_calls_alone(alone: None) -> None:
     arrays = [np.arange(3.0), np.arange(2.0)]
-    with pytest.warns(FutureWarning, match="`torch.distributed.all_reduce_coalesced` will be deprecated"):
-        dist.all_reduce_coalesced(arrays)
+    dist.all_reduce_coalesced(arrays)  # a warning would be an error
     assert dist.all_reduce_coalesced([], async_op=True).wait() == []
     single = np.ones(2)
     assert dist.all_reduce_coalesced(single, async_op=True).value()[0] is single

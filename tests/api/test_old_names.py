@@ -20,7 +20,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize("name", ["all_gather_into_tensor", "_all_gather_base"])
 def test_old_names_of_all_gather_single(name: str) -> None:
     output = np.zeros(3)
-    with pytest.warns(FutureWarning, match=f"`torch.distributed.{name}` is .*Please use .*all_gather_single` instead"):
+    with pytest.warns(FutureWarning, match=f"`procgroup.{name}` is .*Please use `procgroup.all_gather_single` instead"):
         assert getattr(dist, name)(output, np.arange(3.0)) is None
     assert output.tolist() == [0.0, 1.0, 2.0]
 
@@ -28,14 +28,14 @@ def test_old_names_of_all_gather_single(name: str) -> None:
 @pytest.mark.parametrize("name", ["reduce_scatter_tensor", "_reduce_scatter_base"])
 def test_old_names_of_reduce_scatter_single(name: str) -> None:
     output = np.zeros(3)
-    with pytest.warns(FutureWarning, match=f"`torch.distributed.{name}` is .*Please use .*reduce_scatter_single` ins"):
+    with pytest.warns(FutureWarning, match=f"`procgroup.{name}` is .*Please use `procgroup.reduce_scatter_single` in"):
         work = getattr(dist, name)(output, np.arange(3.0), dist.ReduceOp.MAX, async_op=True)
     assert work.wait()
     assert output.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_reduce_op_has_the_names_of_ReduceOp() -> None:  # noqa: N802
-    with pytest.warns(FutureWarning, match="`torch.distributed.reduce_op` is deprecated"):
+    with pytest.warns(FutureWarning, match="`procgroup.reduce_op` is deprecated"):
         assert dist.reduce_op.SUM is dist.ReduceOp.SUM
     with pytest.warns(FutureWarning):
         assert dist.reduce_op.__members__ == dict(dist.ReduceOp.__members__)

@@ -16,7 +16,6 @@ from procgroup.testing import run_ranks
 from procgroup.types import AnyReduceOp
 from world import placed
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
 transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 SUM = dist.ReduceOp.SUM
 

@@ -19,10 +19,6 @@ from procgroup import functional
 from procgroup.testing import run_ranks
 from procgroup.types import ReduceOp
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.distributed.all_reduce_coalesced` will be deprecated:FutureWarning")
-]
-
 COUNT = 4099
 
 

@@ -120,14 +120,14 @@ def reduce_scatter_tensor() -> None:
 @shows("all_reduce_coalesced", ranks=1)
 def all_reduce_coalesced() -> None:
     arrays = [np.ones(1), np.ones(2)]
-    deprecated("all_reduce_coalesced", arrays, dist.ReduceOp.PREMUL_SUM(2.0))
+    dist.all_reduce_coalesced(arrays, dist.ReduceOp.PREMUL_SUM(2.0))
     assert [array[0] for array in arrays] == [2.0, 2.0]
 
 
 @shows("all_gather_coalesced", ranks=1)
 def all_gather_coalesced() -> None:
     outputs = [[np.zeros(1), np.zeros(2)]]
-    deprecated("all_gather_coalesced", outputs, [np.ones(1), np.ones(2)])
+    dist.all_gather_coalesced(outputs, [np.ones(1), np.ones(2)])
     assert outputs[0][1].tolist() == [1.0, 1.0]
 
 

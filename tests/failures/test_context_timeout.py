@@ -98,7 +98,6 @@ COLLECTIVES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", [*MESSAGES, *COLLECTIVES])
 def test_every_form_of_a_call_has_the_timeout_of_the_block(name: str) -> None:
     def check() -> float:
@@ -108,7 +107,6 @@ def test_every_form_of_a_call_has_the_timeout_of_the_block(name: str) -> None:
     assert SHORT / 4 < on_rank_0(check) <= SHORT  # a call on objects counts from its beginning
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_coalescing_manager_has_a_timeout_for_its_calls() -> None:
     def check() -> float:
         def call() -> None:

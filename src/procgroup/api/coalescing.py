@@ -6,7 +6,6 @@ one after the other. So every rank must give the same number of arrays in the sa
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, overload
@@ -21,11 +20,6 @@ from procgroup.types import AnyReduceOp, Array, Arrays
 
 if TYPE_CHECKING:
     from procgroup._native import Work
-
-_WILL_BE_DEPRECATED = (
-    "`torch.distributed.{}` will be deprecated. If you must use it, please revisit our documentation later at "
-    "https://pytorch.org/docs/main/distributed.html#collective-functions"
-)
 
 
 @overload
@@ -46,9 +40,8 @@ def all_reduce_coalesced(
     """Combine each array of the list, element by element, with those of all ranks at the same place.
 
     All have one dtype, and each has the same size on all ranks. Returns, with ``async_op=True``, a Future of the
-    arrays. Warns as torch.distributed does; raises what ``all_reduce`` raises.
+    arrays; raises what ``all_reduce`` raises. Warns of nothing, where torch.distributed does: it stays.
     """
-    warnings.warn(_WILL_BE_DEPRECATED.format("all_reduce_coalesced"), FutureWarning, stacklevel=2)
     chosen = choose(group, "all_reduce_coalesced")
     if chosen is None:
         return None
@@ -90,10 +83,9 @@ def all_gather_coalesced(
 ) -> Future | None:
     """Copy array ``i`` of each group rank ``r`` into ``output_tensor_lists[r][i]`` on every rank.
 
-    Returns, with ``async_op=True``, a Future of the outputs. Warns as torch.distributed does; raises TypeError and
-    ValueError for lists that do not fit, and what ``all_gather`` raises.
+    Returns, with ``async_op=True``, a Future of the outputs. Raises TypeError and ValueError for lists that do not fit,
+    and what ``all_gather`` raises.
     """
-    warnings.warn(_WILL_BE_DEPRECATED.format("all_gather_coalesced"), FutureWarning, stacklevel=2)
     chosen = choose(group, "all_gather_coalesced")
     if chosen is None:
         return None

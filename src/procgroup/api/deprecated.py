@@ -1,4 +1,4 @@
-"""Names that torch.distributed 2.13 still has and warns of."""
+"""Names that torch.distributed 2.13 still has and warns of. The warnings name those of procgroup: it needs no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _old_name_of(function: F, status: str = "is deprecated.") -> Callable[[Calla
     def rename(stub: Callable[[], None]) -> F:
         @wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
-            old, new = (f"`torch.distributed.{named.__name__}`" for named in (stub, function))
+            old, new = (f"`procgroup.{named.__name__}`" for named in (stub, function))
             warnings.warn(f"{old} {status} Please use {new} instead.", FutureWarning, stacklevel=2)
             return function(*arguments, **keywords)
 
@@ -61,9 +61,7 @@ class _ReduceOpNames:
         else:
             raise AttributeError(f"`reduce_op` has no attribute {name!r}; it has {', '.join(ReduceOp.__members__)}.")
         warnings.warn(
-            "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead",
-            FutureWarning,
-            stacklevel=2,
+            "`procgroup.reduce_op` is deprecated, please use `procgroup.ReduceOp` instead", FutureWarning, stacklevel=2
         )
         return value
 
