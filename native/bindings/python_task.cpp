@@ -102,6 +102,14 @@ void require_outside_transfer(const char* what) {
   raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(text));
 }
 
+// Of an exception that ends the program, such as that of Ctrl-C: keep it for the thread that waits, for this call or
+// another one, which raises it then. Whether it is kept: a thread without a frame of Python's waits for no call.
+static bool keep_for_waiter(nb::handle raised) {
+  if (PyObject_IsInstance(raised.ptr(), PyExc_Exception) != 0 || PyEval_GetFrame() == nullptr) return false;
+  if (raised_in_transfer == nullptr) raised_in_transfer = nb::borrow(raised).release().ptr();
+  return true;
+}
+
 template <class Step>
 auto PythonTask::run(Step step) {
   const Relocked relocked;
@@ -143,7 +151,7 @@ void PythonTask::cancel() {
     try {
       generator.attr("close")();
     } catch (nb::python_error& raised) {
-      raised.discard_as_unraisable("the end of a backend's transfer");
+      if (!keep_for_waiter(raised.value())) raised.discard_as_unraisable("the end of a backend's transfer");
     }
   }
   memory_.reset();
@@ -152,11 +160,7 @@ void PythonTask::cancel() {
 void PythonTask::fail(nb::python_error& raised) {
   error_ = nb::borrow(raised.value());
   generator_.reset();
-  // The call fails, and the thread that waits, for this call or another one, raises what the handler raised. A thread
-  // without a frame of Python's waits for no call.
-  const bool is_exit_or_interrupt = PyObject_IsInstance(error_.ptr(), PyExc_Exception) == 0;
-  if (is_exit_or_interrupt && raised_in_transfer == nullptr && PyEval_GetFrame() != nullptr)
-    raised_in_transfer = nb::object(error_).release().ptr();
+  keep_for_waiter(error_);
   const nb::object name = error_.type().attr("__name__");
   throw std::runtime_error("its backend raised " + nb::cast<std::string>(name) + ": " +
                            nb::cast<std::string>(nb::str(error_)));

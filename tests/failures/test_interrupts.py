@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -201,3 +202,69 @@ def test_an_interrupt_inside_a_backend_is_raised_by_the_call_that_is_awaited(wai
         outcomes = world.wait(20)
     assert outcomes[0].value == "KeyboardInterrupt", outcomes[0]
     assert outcomes[1].value == "PeerFailed", outcomes[1]
+
+
+class InterruptedWhileItEnds(StoreBackend):
+    """Ctrl-C is pressed while rank 0 ends a transfer that has failed."""
+
+    def move(self, call: Call) -> Iterator[int]:
+        try:
+            while self.rank == 0:
+                yield 1
+        finally:
+            if self.rank == 0:
+                signal.raise_signal(signal.SIGINT)
+        yield 0
+
+
+def end_a_transfer(rank: int, size: int) -> Any:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dist.Backend.register_backend("interrupted", InterruptedWhileItEnds)
+    dist.init_process_group("interrupted", timeout=30)
+    ignored: list[str] = []
+    sys.unraisablehook = lambda raised: ignored.append(f"{raised.err_msg}: {raised.exc_value!r}")
+    raised = ""
+    try:
+        if rank == 0:
+            dist.all_reduce(np.ones(1), timeout=1)
+        dist.all_reduce(np.ones(1))
+    except (KeyboardInterrupt, dist.DistError) as error:
+        raised = type(error).__name__
+    return raised, ignored
+
+
+def test_an_interrupt_while_a_transfer_ends_is_raised_and_not_ignored() -> None:
+    with start(end_a_transfer, 2) as world:
+        outcomes = world.wait(20)
+    assert outcomes[0].value == ("KeyboardInterrupt", []), outcomes[0]
+
+
+def wait_in_a_group_with_nccl(rank: int, size: int) -> Any:
+    """Wait for calls of arrays in memory of the host, where no GPU is."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ignored: list[str] = []
+    sys.unraisablehook = lambda raised: ignored.append(f"{raised.err_msg}: {raised.exc_value!r}")
+    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=30)
+    try:
+        dist.all_reduce(np.ones(1))
+        print("waiting", flush=True)
+        while True:
+            dist.all_reduce(np.ones(1))
+    except KeyboardInterrupt:
+        dist.destroy_process_group()
+        return "KeyboardInterrupt", ignored
+
+
+def test_an_interrupt_of_all_ranks_is_raised_by_each_where_a_group_has_nccl() -> None:
+    for _ in range(7):
+        with start(wait_in_a_group_with_nccl, 2) as world:
+            for rank in range(2):
+                world.wait_for_output(rank, "waiting")
+            for rank in range(2):
+                world.kill(rank, signal.SIGINT)
+            outcomes = world.wait(20)
+        for outcome in outcomes:
+            if outcome.ok:
+                assert outcome.value == ("KeyboardInterrupt", []), outcome
+            else:  # it was in a call that the other rank's end has ended first
+                assert "PeerFailed" in outcome.traceback and "interrupted" in outcome.traceback, outcome
