@@ -251,7 +251,7 @@ void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
 
 void Engine::on_lost(int peer, const std::string& how) { set_status(peer, PeerStatus::kLost, how); }
 
-void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, "it left in order before this call"); }
+void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, kEndedWithoutError); }
 
 bool Engine::is_quiet() {
   const std::lock_guard lock(messages_mutex_);

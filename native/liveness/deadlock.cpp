@@ -130,9 +130,12 @@ bool DeadlockDetector::stands(const std::vector<WaitEdge>& cycle) const {
 Failure DeadlockDetector::failure_of(std::vector<WaitEdge> cycle) const {
   std::ranges::rotate(cycle, std::ranges::min_element(cycle, {}, &WaitEdge::rank));
   Failure failure{.kind = Failure::Kind::kDeadlock};
+  // Where one rank waits with a tag, that another one waits without may be the mistake.
+  const bool with_tags = std::ranges::any_of(
+      cycle, [](const WaitEdge& wait) { return wait.is_message() && wait.number != 0 && wait.number < kFirstOwnTag; });
   for (const WaitEdge& wait : cycle) {
     failure.missing.push_back(wait.rank);
-    failure.calls.push_back(wait.describe());
+    failure.calls.push_back(wait.describe(with_tags));
   }
   return failure;
 }

@@ -7,12 +7,15 @@
 
 namespace procgroup {
 
-std::string WaitEdge::describe() const {
+std::string WaitEdge::describe(bool with_tag) const {
   const std::string name = op_name(op);
   const std::string at = line.empty() ? "" : " at " + line;
-  if (op == kMakesGroup) return name + " without " + std::to_string(next) + at;
-  if (!is_message()) return name + " #" + std::to_string(number) + " without " + std::to_string(next) + at;
-  const std::string tag = number == 0 ? "" : " with tag " + std::to_string(number);
+  const std::string awaited = ", waiting for rank " + std::to_string(next);
+  if (op == kMakesGroup) return name + awaited + at;
+  if (!is_message()) return name + " #" + std::to_string(number) + awaited + at;
+  // The line says which function of procgroup has a tag of its own.
+  const bool is_named = number < kFirstOwnTag && (with_tag || number != 0);
+  const std::string tag = is_named ? " with tag " + std::to_string(number) : "";
   return name + (op == OpKind::kSend ? " to " : " from ") + std::to_string(next) + tag + at;
 }
 

@@ -29,8 +29,9 @@ struct WaitEdge {
   std::string line{};  // of the program in which that rank waits, as in "train.py:12"; empty when it is not known
 
   bool is_message() const { return procgroup::is_message(op); }
-  // A text for error messages: "recv from 1 at train.py:12", "all_reduce #3 without 1", "new_group without 1".
-  std::string describe() const;
+  // A text for error messages: "recv from 1 at train.py:12", "all_reduce #3, waiting for rank 1",
+  // "new_group, waiting for rank 1". The tag 0 of a message is named only `with_tag`.
+  std::string describe(bool with_tag = false) const;
 };
 
 class WaitEdgeBoard {

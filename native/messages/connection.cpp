@@ -215,7 +215,9 @@ void Connection::take_exit(const std::vector<std::byte>& record) {
   if (exit_->sudden) fault_ = exit_;
 }
 
-Failure Connection::loss(std::string how) const { return exit_ ? *exit_ : lost(peer_, std::move(how)); }
+Failure Connection::loss(std::string how) const {
+  return exit_ ? *exit_ : lost(peer_, has_left_ ? kEndedWithoutError : std::move(how));
+}
 
 void Connection::end_data() {
   const auto stream = streams_.find(current_.header.number);

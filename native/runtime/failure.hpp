@@ -10,6 +10,9 @@
 
 namespace procgroup {
 
+// How a rank is lost that has left in order.
+inline constexpr const char* kEndedWithoutError = "its program ended without an error, and never made this call";
+
 struct Failure {
   enum class Kind : uint8_t { kMismatch, kTimeout, kLost, kFailed, kBroken, kInterrupted, kAborted, kDeadlock };
   Kind kind;
@@ -23,6 +26,7 @@ struct Failure {
   // kMismatch: by group rank, what each called; kDeadlock, kTimeout: for each of `missing`, or the first of them, and
   // then for each of `relays`
   std::vector<std::string> calls{};
+  std::string note{};  // what this rank knows beside that, and other ranks need not: a clause for its own error
   bool wrote = false;  // whether the call may have written to an array of its caller
   // kFailed: what failed on that rank; kFailed itself is an error of its program, or a breach of the protocol. Then
   // `call` and `seconds` are that rank's, and so is `missing`, to which ranks whose calls a timeout ended add those

@@ -105,7 +105,7 @@ def test_longer_cycles_and_collectives_name_all_their_members_and_nobody_else(tr
     for found in outcomes:
         assert found[0]["waits"] == {0: "recv from 1", 1: "recv from 2", 2: "recv from 0"}
     for found in outcomes[:2]:
-        assert found[1]["waits"] == {0: "all_reduce #1 without 1", 1: "recv from 0"}
+        assert found[1]["waits"] == {0: "all_reduce #1, waiting for rank 1", 1: "recv from 0"}
     assert "rank 0 failed: deadlock" in outcomes[2][1], "a rank that waits for one in the cycle is notified"
 
 

@@ -173,7 +173,7 @@ except ImportError:
         try:
             dist.all_reduce(np.ones(4))
         except dist.DistError as error:
-            print(type(error).__name__, "it left" in str(error) or "it closed" in str(error))
+            print(type(error).__name__, "its program ended without an error, and never made this call" in str(error))
 """
     )
     (tmp_path / "train.py").write_text(source)

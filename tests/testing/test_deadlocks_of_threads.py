@@ -60,7 +60,9 @@ def meet_or_receive(rank: int, world_size: int, transport: str) -> None:
     errors = deadlocks(meet_or_receive, 2, transport)
     assert [type(errors[rank]) for rank in range(2)] == [dist.Deadlock] * 2
     line = r"test_deadlocks_of_threads\.py:\d+"
-    found = re.findall(rf"deadlock: rank 0 in barrier #1 without 1 at {line}, rank 1 in recv from 0", str(errors[0]))
+    found = re.findall(
+        rf"deadlock: rank 0 in barrier #1, waiting for rank 1 at {line}, rank 1 in recv from 0", str(errors[0])
+    )
     assert len(found) == 1
 
 

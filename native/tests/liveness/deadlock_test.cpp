@@ -158,7 +158,7 @@ void test_engines_find_a_cycle_of_waits_for_collectives() {
     const auto operation = group.rank() == 0 ? group.start(request_for(OpKind::kAllReduce, data), 60)
                                              : group.start_message(message(OpKind::kRecv, data, 0), 60);
     const std::string failure = failure_in_wait(group, *operation);
-    const bool is_deadlock = failure.find("deadlock: rank 0 in all_reduce #1 without ") != std::string::npos;
+    const bool is_deadlock = failure.find("deadlock: rank 0 in all_reduce #1, waiting for rank ") != std::string::npos;
     check(is_deadlock, failure.c_str(), group.rank());
   });
 }

@@ -166,7 +166,7 @@ void engines_find_cycles_of_receives_and_collectives() {
     check(received == "deadlock: rank 0 in recv from 1, rank 1 in recv from 2, rank 2 in recv from 0", received.c_str(),
           group.rank());
   });
-  const std::string cycle = "deadlock: rank 0 in all_reduce #1 without 1, rank 1 in recv from 0";
+  const std::string cycle = "deadlock: rank 0 in all_reduce #1, waiting for rank 1, rank 1 in recv from 0";
   in_all_ranks(world, [&](Group& group) {
     std::vector<int64_t> data(4);
     Request request = request_for(OpKind::kAllReduce, data);

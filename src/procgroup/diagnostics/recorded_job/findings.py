@@ -234,10 +234,10 @@ def _late_ranks(job: Job, now: float) -> list[Finding]:
             late = job.rank(number)
             assert late is not None
             if late.state == "left":
-                it = "it left in order"
+                it = "its program ended without an error"
             else:
                 it = f"it is {place(late, now)}" if is_live else f"it was {place(late, late.seen)}"
-            end = since if is_live else f"it failed on {name_ranks(waiting)}"
+            end = since if is_live else f"the call failed on {name_ranks(waiting)}"
             found.append(Finding(f"rank {number} never entered {call.name}{at(call)}; {it}; {end}", (number,), waiting))
         unseen = [member for member in call.group.members if job.rank(member) is None]
         if is_live and not missing and unseen:
