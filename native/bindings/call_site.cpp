@@ -26,7 +26,9 @@ int CallSite::checked_rank(int rank) const {
 int CallSite::checked_peer(int peer, const std::string& side) const {
   if (checked_rank(peer) != group_.rank()) return peer;
   throw nb::value_error(
-      ("Invalid " + side + " rank: " + side + " rank should not be the same as the rank of the current process.")
+      ("Invalid " + side + " rank: " + side +
+       " rank should not be the same as the rank of the current process. Copy the array instead, or " +
+       "use functional.sendrecv, in which a rank may be its own source and destination.")
           .c_str());
 }
 

@@ -87,6 +87,7 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
   const Engine::Place place = group.place_of(call);
   data["issued_at"] = short_line(place.line);
   data["function"] = place.function;
+  data["note"] = failure.note;
   if (failure.kind == Failure::Kind::kMismatch) data["lines"] = lines_of_ranks(group, call);
   if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
   return build_exception(failure, std::move(data));

@@ -204,6 +204,7 @@ class Group final : public Source {
   void retire();
   AtOnce try_message(const MessageRequest& request);
   AtOnce try_receive_from_any(MessageRequest& request);
+  std::string unread(const MessageRequest& request) const;
   bool ends_soon(CollectiveCall& call) const;
   void run_queued(const Request& request, double seconds, LanguageRuntime& language);
   void mark_left();

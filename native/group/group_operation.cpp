@@ -335,6 +335,7 @@ void MessageOperation::give_up(Failure failure) {
   if (is_completed()) return;
   failure = group_.own_view(std::move(failure));
   failure.wrote = may_have_written();
+  failure.note = group_.unread(request_);
   if (recording_) recording_->end(&failure);
   // The other rank may have begun to move a message whose header has gone, and all later ones wait for this one.
   const bool has_begun = is_external() && transfer_ && (awaits_acceptance_ || transfer_->failure() == nullptr);

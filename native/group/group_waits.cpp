@@ -66,16 +66,33 @@ AtOnce Group::try_receive_from_any(MessageRequest& request) {
   return AtOnce::kNotYet;
 }
 
+// Of a receive that fails: the messages of that sender that have come with other tags. With the mutex of messages.
+std::string Group::unread(const MessageRequest& request) const {
+  if (request.op != OpKind::kRecv || request.external || request.peer == kAnySource) return "";
+  const auto name = [](uint64_t tag) {
+    return tag < kFirstOwnTag ? "tag " + std::to_string(tag) : std::string("an object or a message of procgroup's own");
+  };
+  std::vector<uint64_t> tags = engine_.messages().unread_tags(options_.members[index(request.peer)], options_.id);
+  std::erase_if(tags, [&](uint64_t tag) { return tag == request.tag || tag >> 63 != 0; });
+  if (tags.empty()) return "";
+  const bool is_own = tags.front() >= kFirstOwnTag;
+  return "a message from " + rank_name(request.peer, &global_ranks_) + " is unread: " + (is_own ? "" : "it has ") +
+         name(tags.front()) + ", and this call awaits " + name(request.tag);
+}
+
 int Group::run_message(const MessageRequest& request, double seconds, LanguageRuntime& language) {
   const WaitPolicy& policy = engine_.policy();
   const int looks = policy.oversubscribed || !policy.hold_lock ? 1 : kHeldPolls;
   if (const std::optional<int> peer = message_at_once(request, looks)) return request.op == OpKind::kRecv ? *peer : -1;
   MessageOperation operation(*this, request, seconds);
   require_usable(operation.call());
-  const auto failure =
-      drive_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, language);
-  if (failure) throw reported(*failure, operation.call());
-  return operation.source();
+  auto failure = drive_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, language);
+  if (!failure) return operation.source();
+  {
+    const std::lock_guard lock(engine_.messages_mutex());
+    failure->note = unread(request);
+  }
+  throw reported(*std::move(failure), operation.call());
 }
 
 std::optional<Failure> Group::supervise(Operation& operation, const Descriptor& call,

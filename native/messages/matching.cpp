@@ -90,6 +90,15 @@ std::optional<UnexpectedMessage> Matching::take_unexpected(const ReceiveTransfer
   return message;
 }
 
+std::vector<uint64_t> Matching::unread_tags(int source, uint64_t group) const {
+  std::vector<uint64_t> tags;
+  for (const auto& [key, queue] : unexpected_)
+    if (key.group == group && std::ranges::find(queue, source, &UnexpectedMessage::source) != queue.end())
+      tags.push_back(key.tag);
+  std::ranges::sort(tags);
+  return tags;
+}
+
 void Matching::forget_if(std::deque<UnexpectedMessage>& queue,
                          const std::function<bool(const UnexpectedMessage&)>& holds) {
   std::erase_if(queue, [&](const UnexpectedMessage& message) {

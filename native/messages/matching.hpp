@@ -56,6 +56,8 @@ class Matching {
   void listen(MessageKey key, Listener listener);
   // The unexpected message that matches this receive, removed from its queue.
   std::optional<UnexpectedMessage> take_unexpected(const ReceiveTransfer& receive);
+  // The tags of a group's unexpected messages from this rank.
+  std::vector<uint64_t> unread_tags(int source, uint64_t group) const;
   void forget_announced(int source, MessageKey key, uint64_t number);
   void forget_all_announced(int source);
 

@@ -177,6 +177,10 @@ AtOnce Messages::receive_at_once(int peer, MessageKey key, void* data, size_t by
   return state_->with(peer).receive_at_once(eager_header(key, bytes, type), data);
 }
 
+std::vector<uint64_t> Messages::unread_tags(int peer, uint64_t group) const {
+  return state_->matching.unread_tags(peer, group);
+}
+
 void Messages::listen(MessageKey key, Listener listener) { state_->matching.listen(key, std::move(listener)); }
 
 void Messages::cancel(Transfer& transfer, Failure failure) {

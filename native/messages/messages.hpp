@@ -106,6 +106,9 @@ class Messages {
   // Pass every small message under this key to the listener, also those that have arrived already, and keep none: a
   // peer may send them at any time, and they take no memory here. A null listener ends that.
   void listen(MessageKey key, Listener listener);
+  // The tags of a group's messages from this world rank that have come, or have been announced, and that nobody has
+  // received.
+  std::vector<uint64_t> unread_tags(int peer, uint64_t group) const;
   // Cancel a transfer that has not completed; it fails with `failure` and its buffer is not touched again.
   void cancel(Transfer& transfer, Failure failure);
 

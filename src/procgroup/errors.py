@@ -109,11 +109,13 @@ class OperationError(_CallError):
         sequence: int,
         intact: bool | None = None,
         issued_at: str = "",
+        note: str = "",
         **call: Any,
     ) -> None:
         self.sequence = sequence
         self.intact = intact
         self.issued_at = issued_at
+        happened = f"{happened}; {note}" if note else happened
         super().__init__(f"{happened}. {advice}" if advice else happened, number=f" #{sequence}", **call)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
 from procgroup.api.default_group import Group, choose
-from procgroup.api.ranks import group_rank_of, root_or_first
+from procgroup.api.ranks import DESTINATION, group_rank_of, root_or_first
 from procgroup.errors import CollectiveTimeout, OperationError, PeerFailed
 from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.types import Array, Arrays
@@ -157,7 +157,7 @@ def gather(
     chosen = choose(group, "gather")
     if chosen is None:
         return None
-    return chosen.gather(tensor, gather_list, root_or_first(chosen, dst, group_dst), async_op, timeout)
+    return chosen.gather(tensor, gather_list, root_or_first(chosen, dst, group_dst, DESTINATION), async_op, timeout)
 
 
 @overload

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from procgroup.api.default_group import Group, choose
-from procgroup.api.ranks import group_rank_of, root_or_first
+from procgroup.api.ranks import DESTINATION, SOURCE, group_rank_of, root_or_first
 from procgroup.groups import checks, objects
 from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
@@ -73,7 +73,7 @@ def gather_object(
     chosen = choose(group, "gather_object")
     if chosen is None:
         return
-    root = _member(chosen, root_or_first(chosen, dst, group_dst))
+    root = _member(chosen, root_or_first(chosen, dst, group_dst, DESTINATION))
     if chosen.rank() == root:
         if object_gather_list is None:
             raise ValueError("Argument ``object_gather_list`` must be specified on destination rank.")
@@ -177,7 +177,11 @@ def _check_list(value: Any, name: str, length: int = 0) -> None:
 
 def _other(group: ProcessGroup, global_rank: int | None, group_rank: int | None, role: str) -> int:
     """Return the group rank of another rank. Raises ValueError for this one."""
-    rank = _member(group, group_rank_of(group, global_rank, group_rank))
+    names = SOURCE if role == "source" else DESTINATION
+    rank = _member(group, group_rank_of(group, global_rank, group_rank, names))
     if rank == group.rank():
-        raise ValueError(f"Invalid {role} rank: {role} rank should not be the same as the rank of the current process.")
+        raise ValueError(
+            f"Invalid {role} rank: {role} rank should not be the same as the rank of the current process. "
+            "Use copy.deepcopy instead of a message to oneself."
+        )
     return rank

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from procgroup.api.default_group import Group, choose, is_foreign, resolve, slot
-from procgroup.api.ranks import group_rank_of
+from procgroup.api.ranks import DESTINATION, group_rank_of
 from procgroup.groups import checks
 from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
@@ -37,7 +37,7 @@ def send(
     # The ordinary call goes into native code from here: a small message takes less time than one or two more functions.
     ordinary = group_dst is None and timeout is None
     if not ordinary or chosen.calls.try_send(tensor, dst, tag, False) is NotImplemented:
-        chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, False, timeout)
+        chosen.send(tensor, group_rank_of(chosen, dst, group_dst, DESTINATION), tag, False, timeout)
 
 
 def isend(
@@ -61,7 +61,7 @@ def isend(
         work: Work = chosen.calls.try_send(tensor, dst, tag, True)
         if work is not NotImplemented:
             return work
-    return chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, True, timeout)
+    return chosen.send(tensor, group_rank_of(chosen, dst, group_dst, DESTINATION), tag, True, timeout)
 
 
 def recv(
@@ -140,7 +140,9 @@ class P2POp:
         self.tensor: Array = tensor
         self.group: ProcessGroup = resolve(group)
         self.group_peer: int = checks.group_rank(
-            group_rank_of(self.group, peer, group_peer), self.group.size(), self.group.group_name
+            group_rank_of(self.group, peer, group_peer, ("peer", "group_peer")),
+            self.group.size(),
+            self.group.group_name,
         )
         self.peer: int = self.group.global_rank(self.group_peer)
         self.tag: int = checks.tag(tag)

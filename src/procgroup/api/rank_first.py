@@ -29,7 +29,7 @@ class rank_first:  # noqa: N801 - used as a function
         self._timeout = timeout
         self._first = 0
         if self._group is not None and (rank is not None or group_rank is not None):
-            self._first = group_rank_of(self._group, rank, group_rank)
+            self._first = group_rank_of(self._group, rank, group_rank, ("rank", "group_rank"))
 
     def __enter__(self) -> None:
         if self._group is not None and self._group.rank() != self._first:

@@ -9,6 +9,10 @@ from procgroup import environ
 from procgroup.api.default_group import Group, is_foreign, resolve
 from procgroup.groups.group import ProcessGroup
 
+SOURCE = ("src", "group_src")
+DESTINATION = ("dst", "group_dst")
+"""Names of the two parameters for one rank."""
+
 
 def get_rank(group: Group = None) -> int:
     """Return this process's rank in a group; -1 when it is not in it. Raises ValueError before init_process_group."""
@@ -61,26 +65,47 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     )
 
 
-def group_rank_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
-    """Resolve a global or a group rank to a group rank. Raises ValueError unless exactly one of the two is given."""
+def group_rank_of(
+    group: ProcessGroup, global_rank: int | None, group_rank: int | None, names: tuple[str, str] = SOURCE
+) -> int:
+    """Resolve a global or a group rank to a group rank; ``names`` are those of the two parameters, for errors.
+
+    Raises ValueError unless exactly one of the two is given.
+    """
     if group_rank is None and global_rank.__class__ is int:
         rank = group.group_ranks.get(global_rank)
         if rank is not None:
             return rank
     if global_rank is None:
         if group_rank is None:
-            raise ValueError("Must specify global_rank or group_rank")
+            raise ValueError(
+                f"Must specify global_rank or group_rank: pass {names[0]}=, a global rank, or {names[1]}=, a rank of "
+                "the group."
+            )
         return group_rank
     if group_rank is not None:
-        raise ValueError("Can't specify both group_rank and global_rank")
-    return group.group_rank(global_rank)
+        raise ValueError(
+            f"Can't specify both group_rank and global_rank: pass {names[0]}=, a global rank, or {names[1]}=, a rank "
+            "of the group."
+        )
+    try:
+        return group.group_rank(global_rank)
+    except ValueError as error:
+        if not 0 <= global_rank < group.size():
+            raise
+        raise ValueError(
+            f"{error} `{names[0]}` is a global rank: for the group's own rank {global_rank}, which is global rank "
+            f"{group.members[global_rank]}, pass {names[1]}={global_rank}."
+        ) from None
 
 
-def root_or_first(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
+def root_or_first(
+    group: ProcessGroup, global_rank: int | None, group_rank: int | None, names: tuple[str, str] = SOURCE
+) -> int:
     """Resolve to a group rank; the default is global rank 0. Raises ValueError when both ranks are given."""
     if global_rank is None and group_rank is None:
         global_rank = 0
-    return group_rank_of(group, global_rank, group_rank)
+    return group_rank_of(group, global_rank, group_rank, names)
 
 
 def _launcher_s_local_rank() -> int | None:

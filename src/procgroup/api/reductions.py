@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, overload
 
 from procgroup.api.default_group import Group, choose, slot
-from procgroup.api.ranks import group_rank_of
+from procgroup.api.ranks import DESTINATION, group_rank_of
 from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
 
@@ -117,7 +117,7 @@ def reduce(
     chosen = choose(group, "reduce")
     if chosen is None:
         return None
-    return chosen.reduce(tensor, group_rank_of(chosen, dst, group_dst), op, async_op, timeout, retain)
+    return chosen.reduce(tensor, group_rank_of(chosen, dst, group_dst, DESTINATION), op, async_op, timeout, retain)
 
 
 @overload

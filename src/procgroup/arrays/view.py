@@ -32,6 +32,7 @@ def view(array: Any, writable: bool = False, name: str = "tensor", on_devices: b
     if seen.dtype not in DTYPES:
         raise TypeError(
             f"`{name}` has dtype {seen.dtype}, which cannot be sent; expected one of {', '.join(sorted(DTYPES))}."
+            f"{_sent_otherwise(array, name)}"
         )
     if writable and seen.readonly:
         raise ArgumentError(f"`{name}` is read-only, and this call writes into it. {_writable_copy(array, name)}")
@@ -105,11 +106,33 @@ def _writable_copy(array: Any, name: str) -> str:
     return f"Pass a writable copy, numpy.array({name})."
 
 
+def _sent_otherwise(array: Any, name: str) -> str:
+    """Say how elements of such a NumPy dtype are sent; "" where nothing is known."""
+    dtype: Any = getattr(array, "dtype", None)
+    kind = getattr(dtype, "kind", "")
+    if kind == "V" and dtype.names:
+        return (
+            f" Pass {name}.view(numpy.uint8), where every rank has the same dtype and nothing is reduced, or one field "
+            f"after the other: {name}[{dtype.names[0]!r}]."
+        )
+    if kind in "mM":
+        return f" Pass {name}.view(numpy.int64), which has the same memory."
+    if kind in "USTO":
+        return f" Send it as an object: all_gather_object([...], {name}), broadcast_object_list([{name}])."
+    if kind in "fc":
+        return f" Pass {name}.astype(numpy.{'complex128' if kind == 'c' else 'float64'})."
+    return ""
+
+
 def _not_an_array(array: Any, name: str) -> str:
     text = (
         f"Invalid function argument. Expected parameter `{name}` to be a numpy.ndarray, a torch.Tensor "
         f"or another object with DLPack or the buffer protocol but got {type(array)} instead."
     )
+    if hasattr(array, "to_numpy"):
+        return f"{text} Pass {name}.to_numpy(); where the call writes, that array has the result."
+    if isinstance(array, (str, dict, set, frozenset)):
+        return f"{text} Send it as an object: all_gather_object([...], {name}), broadcast_object_list([{name}])."
     if isinstance(array, (list, tuple, int, float, complex)):
         return f"{text} Pass an array of it, numpy.array({name}); where the call writes, that has the result."
     return text

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast, overload
 
 from procgroup.api.default_group import resolve
-from procgroup.api.ranks import group_rank_of, root_or_first
+from procgroup.api.ranks import DESTINATION, group_rank_of, root_or_first
 from procgroup.errors import ArgumentError
 from procgroup.functional import numbers, tracing
 from procgroup.functional.calls import perform
@@ -105,7 +105,9 @@ def sendrecv(
         found = chosen.calls.try_sendrecv(tree, dst, src, TAG)
         if found is not NotImplemented:
             return cast(T, found)
-    destination = checks.group_rank(group_rank_of(chosen, dst, group_dst), chosen.size(), chosen.group_name)
+    destination = checks.group_rank(
+        group_rank_of(chosen, dst, group_dst, DESTINATION), chosen.size(), chosen.group_name
+    )
     source = checks.group_rank(group_rank_of(chosen, src, group_src), chosen.size(), chosen.group_name)
     if chosen.rank() in (destination, source) and destination != source:
         raise ArgumentError(

@@ -245,8 +245,31 @@ def test_unusable_arguments_raise_value_error(nprocs: int, method: str) -> None:
 
 
 def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_runs_on() -> None:
-    with pytest.raises((AttributeError, pickle.PicklingError, TypeError)):
+    advice = 'Define `fn` at the top level of a module, .* In a notebook or a shell, pass start_method="fork"'
+    with pytest.raises((AttributeError, pickle.PicklingError, TypeError), match=f"spawn cannot give .*{advice}"):
         spawn(lambda index: None, nprocs=2)
+
+
+@pytest.mark.parametrize("shell", [["-c"], ["-"]])
+def test_a_function_of_a_program_that_is_in_no_file_is_refused_before_anything_starts(shell: list[str]) -> None:
+    source = """
+import procgroup as dist
+def play(index): print("rank", index)
+try:
+    dist.spawn(play, nprocs=2)
+except Exception as error:
+    print(type(error).__name__, error)
+dist.spawn(play, nprocs=1, start_method="fork")
+"""
+    given = {"input": source} if shell == ["-"] else {}
+    command = [sys.executable, *shell, *([] if given else [source])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **given)
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith(
+        "PicklingError spawn: the processes cannot import `play`, because its program is in no file"
+    )
+    assert "procgroup.testing.run_ranks(fn, nprocs)" in first and rest == ["rank 0"], done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
 
 
 def test_daemon_is_passed_on() -> None:

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from pickle import PicklingError
 from typing import Any, Literal, overload
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
@@ -90,6 +93,8 @@ def spawn(
     if nprocs < 0:
         raise ValueError(f"expected nprocs to be at least 0, got {nprocs}")
     context = multiprocessing.get_context(start_method)
+    if start_method != "fork":
+        _require_importable(fn)
     started = _start(context, fn, tuple(args), nprocs, daemon)
     if not join:
         return started
@@ -119,12 +124,27 @@ def _start(
             reports.append(report)
             arguments = (fn, index, args, child_report, parent_pid, environment)
             process: BaseProcess = context.Process(target=child.run, args=arguments, daemon=daemon)  # type: ignore[attr-defined]
-            _STARTER.start(process, processes)
+            try:
+                _STARTER.start(process, processes)
+            except (PicklingError, AttributeError, TypeError) as error:  # pickle raises all of these
+                raise type(error)(f"spawn cannot give `fn` and `args` to a process: {error}. {_ADVICE}") from error
             child_report.close()
         return SpawnContext(processes, reports, store, kills_before)
     except BaseException:
         SpawnContext(processes, reports, store, kills_before).end(INTERRUPT_SECONDS)
         raise
+
+
+def _require_importable(fn: Callable[..., object]) -> None:
+    """Raise PicklingError where the processes could not import ``fn``: they import the program by its file."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    has_file = getattr(main, "__spec__", None) is not None or (file is not None and Path(file).exists())
+    if not has_file and (file is not None or getattr(fn, "__module__", None) == "__main__"):
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise PicklingError(
+            f"spawn: the processes cannot import `{name}`, because its program is in no file. {_ADVICE}"
+        )
 
 
 def _key_variable() -> Variable[str]:
@@ -137,3 +157,8 @@ def _key_variable() -> Variable[str]:
 
 
 _STARTER = LastingStarter()
+
+_ADVICE = (
+    "Define `fn` at the top level of a module, and import it from there. In a notebook or a shell, pass "
+    'start_method="fork", or run ranks as threads: procgroup.testing.run_ranks(fn, nprocs).'
+)
