@@ -38,6 +38,7 @@ class CollectiveCall final : public Operation {
   std::vector<int> missing() const override;
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override;
+  uint64_t moved() const override { return phase_ == Phase::kExecute ? executor_.moved() : 0; }
   bool outlives_peer() const override { return is_transferring() && !confirmation_; }
   bool waits_in_chain() const override { return confirmation_.has_value(); }
   // Of a call that has succeeded: whether its task goes on, on a device.

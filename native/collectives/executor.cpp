@@ -189,6 +189,12 @@ bool Executor::awaits(int rank) const {
          !reached(index, step.value);
 }
 
+uint64_t Executor::moved() const {
+  uint64_t moved = done();
+  for (const Running& running : running_) moved += running.transfer->moved();
+  return moved;
+}
+
 bool Executor::run_transfer(const Step& step) {
   if (running_.size() >= kMostTransfers) reap_transfers(false);
   if (running_.size() >= kMostTransfers || failure_) return false;

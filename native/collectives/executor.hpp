@@ -30,6 +30,8 @@ class Executor {
   const Failure* failure() const { return failure_.get(); }
   // Grows whenever a step or a transfer is done.
   size_t done() const { return step_ + completed_transfers_; }
+  // Changes whenever elements have moved: done(), and what the running transfers have moved.
+  uint64_t moved() const;
   // Whether the schedule cannot go on before this rank acts.
   bool awaits(int rank) const;
   // Give up all transfers that run: the arrays are not touched afterwards.

@@ -137,6 +137,10 @@ class Engine final : public Waiter, public WaitForGraph {
   int64_t wait_report_ns() const { return wait_report_ns_; }
   // Run the periodic work of a waiting call in this group. Not under that mutex, and never for long.
   void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
+  // Elements move in a call of this group, as those of these world ranks whose records this rank reads have noted, or
+  // this one has: a number that changes then.
+  void note_move(uint64_t group) { record_->note_move(group); }
+  uint64_t moves_of(const std::vector<int>& peers, uint64_t group) const;
   // Record the peers for which a collective waits; ranks that wait for this one read it.
   void record_awaited(const Descriptor& call, std::vector<int> peers);
   bool uses_sockets() const { return uses_sockets_; }

@@ -186,6 +186,13 @@ void Engine::record_awaited(const Descriptor& call, std::vector<int> peers) {
   record_->set_awaited(call, peers);
 }
 
+uint64_t Engine::moves_of(const std::vector<int>& peers, uint64_t group) const {
+  uint64_t moves = 0;
+  for (const int peer : peers)
+    if (const FlightRecord* record = record_of(peer)) moves += record->view().moves(group);
+  return moves;
+}
+
 void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group) {
   const auto first = [&](size_t most) {
     return std::vector<int>(call.awaited.begin(),

@@ -300,6 +300,11 @@ std::vector<int> MessageOperation::missing() const {
   return request_.peer == kAnySource ? std::vector<int>{} : std::vector<int>{request_.peer};
 }
 
+uint64_t MessageOperation::moved() const {
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  return transfer_ ? transfer_->moved() : 0;
+}
+
 int MessageOperation::source() const {
   return transfer_ && transfer_->is_completed() && request_.op == OpKind::kRecv ? group_.group_rank(transfer_->source)
                                                                                 : -1;

@@ -36,6 +36,7 @@ class QueuedCall final : public GroupOperation {
   Descriptor call() const override { return request_.descriptor; }
   Descriptor call_so_far() const override;
   void give_up(Failure failure) override;
+  uint64_t moved() const override { return running_ ? running_->moved() : 0; }
   int64_t longest_sleep_ns() const override { return is_polling_ ? request_.task->longest_sleep_ns() : kAnySleepNs; }
   bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
   bool waits_in_chain() const override { return running_ && running_->waits_in_chain(); }
@@ -73,6 +74,7 @@ class MessageOperation final : public GroupOperation {
   Beside beside(const std::vector<int>& awaited) const override;
   bool depends_on_all() const override { return request_.peer == kAnySource; }
   void give_up(Failure failure) override;
+  uint64_t moved() const override;
   int64_t longest_sleep_ns() const override { return header_moved_ ? request_.task->longest_sleep_ns() : kAnySleepNs; }
   bool outlives_peer() const override { return header_moved_; }
 

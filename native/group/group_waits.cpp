@@ -191,12 +191,16 @@ void Group::record_awaited(const Descriptor& call, const std::vector<int>& missi
 }
 
 void Group::report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const {
-  const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds);
+  const std::vector<int> awaited = world_ranks(operation.missing());
+  const uint64_t moved = operation.moved();
+  if (report.has_moved(moved)) engine_.note_move(options_.id);
+  const uint64_t moves = engine_.moves_of(awaited, options_.id);
+  const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds, moved + moves);
   if (due == WaitReport::Due::kNothing) return;
   std::string name =
       std::string(op_name(call.op)) + " #" + std::to_string(call.sequence) + " on group " + options_.name;
   if (const std::string line = short_line(source_line(call)); !line.empty()) name += ", at " + line;
-  engine_.report_wait(due, {engine_.rank(), name, world_ranks(operation.missing()), report.waited_ns()}, options_.id);
+  engine_.report_wait(due, {engine_.rank(), name, awaited, report.waited_ns()}, options_.id);
 }
 
 // The ranks that this collective waits for: those whose announcements this rank reads in shared memory and has not

@@ -172,6 +172,7 @@ bool Connection::read_payload() {
     staged_end_ = there - moved;
   }
   current_.payload_read += moved;
+  if (current_.receive) current_.receive->add_moved(moved);
   if (current_.payload_read == current_.payload_bytes) end_frame();
   return true;
 }

@@ -14,6 +14,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -60,6 +61,10 @@ class Transfer : public Operation {
  public:
   int source = -1;   // of a completed receive: the world rank of the sender
   size_t bytes = 0;  // of a completed receive: the size of the message
+  // So many bytes of a large message have been written or read here. Under the lock of Messages, but for a look.
+  std::atomic<uint64_t> moved_bytes{0};
+  void add_moved(size_t more) { moved_bytes.store(moved() + more, std::memory_order_relaxed); }
+  uint64_t moved() const override { return moved_bytes.load(std::memory_order_relaxed); }
 };
 
 struct SingleCopy;

@@ -159,6 +159,7 @@ size_t Outbox::write_current(Channel& channel) {
     current_.staged_written += of_staged;
     current_.rest += written - of_staged;
     current_.rest_bytes -= written - of_staged;
+    if (current_.transfer) current_.transfer->add_moved(written);
     moved += written;
   }
   finish_current();

@@ -64,7 +64,10 @@ SingleCopyReads::Outcome SingleCopyReads::advance(const SingleCopy& single_copy,
   const size_t bytes = std::min(kChunkBytes, static_cast<size_t>(read.total) - read.done);
   const bool valid = single_copy.peer->read_exposed(read.receive->data + read.done, read.place, read.done, bytes) &&
                      single_copy.theirs->exposes(read.number);
-  if (valid) read.done += bytes;
+  if (valid) {
+    read.done += bytes;
+    read.receive->add_moved(bytes);
+  }
   if (valid && read.done < read.total) {
     std::rotate(reads_.begin(), std::next(reads_.begin()), reads_.end());
     return Outcome::kBlock;

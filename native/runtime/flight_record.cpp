@@ -25,7 +25,7 @@ namespace procgroup {
 namespace {
 
 constexpr char kMagic[8] = {'p', 'g', 'f', 'l', 'i', 'g', 'h', 't'};
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 constexpr size_t kGroups = 128;
 constexpr size_t kLineBytes = 128;
 constexpr size_t kFunctionBytes = 32;
@@ -55,6 +55,12 @@ struct AwaitedEntry {
   Word sequence;
   std::atomic<uint32_t> count;
   std::atomic<int32_t> ranks[AwaitedRanks::kMostAwaited];
+};
+
+// One entry for all groups with the same identity modulo kAwaited.
+struct MovesEntry {
+  Word group;
+  Word count;
 };
 
 // One entry for each group of which replays are known: more than kReplayed have none.
@@ -132,6 +138,7 @@ struct FlightRecordLayout {
   SharedText<8192> stack;
   GroupEntry group_entries[kGroups];
   AwaitedEntry awaited[kAwaited];
+  MovesEntry moves[kAwaited];
   ReplaysEntry replays[kReplayed];
   Line lines[FlightRecord::kSourceLines];
   alignas(64) std::byte recorder[1];  // Recorder::bytes() of them
@@ -232,6 +239,11 @@ std::string FlightRecordView::function(uint32_t number) const {
 std::string FlightRecordView::call_site(uint32_t number) const {
   const std::string name = function(number);
   return name.empty() ? source_line(number) : source_line(number) + " (" + name + ")";
+}
+
+uint64_t FlightRecordView::moves(uint64_t group) const {
+  const MovesEntry& entry = layout_.moves[group % kAwaited];
+  return entry.group.load(std::memory_order_acquire) == group ? entry.count.load(std::memory_order_relaxed) : 0;
 }
 
 std::vector<RecordedGroup> FlightRecordView::groups() const {
@@ -354,6 +366,12 @@ uint32_t FlightRecord::add_source_line(std::string_view line, std::string_view f
   copy_text(record.lines[number].function, function);
   record.source_lines.store(number + 1, std::memory_order_release);
   return number + 1;
+}
+
+void FlightRecord::note_move(uint64_t group) {
+  MovesEntry& entry = layout().moves[group % kAwaited];
+  entry.count.fetch_add(1, std::memory_order_relaxed);
+  entry.group.store(group, std::memory_order_release);
 }
 
 void FlightRecord::set_awaited(const Descriptor& call, const std::vector<int>& global_ranks) {

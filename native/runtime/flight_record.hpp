@@ -97,6 +97,8 @@ class FlightRecordView {
   // Both: "train.py:12 (all_gather_object)".
   std::string call_site(uint32_t number) const;
   std::vector<RecordedGroup> groups() const;
+  // How often the rank has noted that elements move in calls of this group.
+  uint64_t moves(uint64_t group) const;
   // For whom this collective waited when the rank last looked; empty where that is not known.
   AwaitedRanks awaited(const Descriptor& call) const;
   // Without calls, and not all, where nothing is known.
@@ -141,6 +143,8 @@ class FlightRecord {
   // For whom a collective waits, of which each group has one at a time.
   void set_awaited(const Descriptor& call, const std::vector<int>& global_ranks);
   void set_replays(uint64_t group, const RunningReplays& replays);
+  // Elements move in a call of this group: ranks that wait for this one are to know.
+  void note_move(uint64_t group);
   void beat();
   void set_stack(std::string_view text);
   // Counts the requests for the stack; a futex.

@@ -35,6 +35,9 @@ class Operation {
 
   virtual int64_t longest_sleep_ns() const { return kAnySleepNs; }
 
+  // A number that changes whenever this rank has moved elements of this operation.
+  virtual uint64_t moved() const { return 0; }
+
   // Whether the loss of any member makes this operation fail. A message fails with its peer only.
   virtual bool depends_on_all() const { return true; }
   // Whether a peer may leave in order before this operation ends: it has done its part.

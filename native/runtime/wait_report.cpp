@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <utility>
 
 #include "runtime/failure.hpp"
 
@@ -28,8 +29,12 @@ std::string in_seconds(int64_t nanoseconds) {
 
 }  // namespace
 
-WaitReport::Due WaitReport::look(int64_t first_ns, double seconds, int64_t now) {
+WaitReport::Due WaitReport::look(int64_t first_ns, double seconds, int64_t now, uint64_t moved) {
   looked_ns_ = now;
+  if (std::exchange(moved_, moved) != moved && since_ns_ != 0) {
+    since_ns_ = now;
+    if (first_ns != 0) expect_line(now + first_ns);
+  }
   if (since_ns_ == 0) {
     since_ns_ = now;
     if (first_ns != 0) expect_line(now + first_ns);

@@ -4,13 +4,15 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
 
 namespace procgroup {
 
-// When the lines of one wait are due: the first after `first_ns` (never where that is 0), the others a minute apart.
+// When the lines of one wait are due: the first after `first_ns` (never where that is 0), the others a minute apart. A
+// wait begins anew while elements move, however slowly: nobody is late then.
 class WaitReport {
  public:
   static constexpr int64_t kFirstNs = 5'000'000'000;  // unless the user says otherwise
@@ -21,9 +23,12 @@ class WaitReport {
 
   enum class Due : uint8_t { kNothing, kQuestion, kLine };
 
-  // What is due at this look; the wait began at the first one, and lasts `seconds` at most.
-  Due look(int64_t first_ns, double seconds) { return look(first_ns, seconds, now_ns()); }
-  Due look(int64_t first_ns, double seconds, int64_t now);
+  // What is due at this look; the wait began at the first one, and lasts `seconds` at most. `moved` is another number
+  // than at the look before when this rank, or one that it awaits, has moved elements of the call meanwhile.
+  Due look(int64_t first_ns, double seconds, uint64_t moved = 0) { return look(first_ns, seconds, now_ns(), moved); }
+  Due look(int64_t first_ns, double seconds, int64_t now, uint64_t moved);
+  // Whether this rank itself has moved elements since the last time that this was asked.
+  bool has_moved(uint64_t moved) { return std::exchange(own_moved_, moved) != moved; }
   int64_t waited_ns() const { return looked_ns_ - since_ns_; }
 
  private:
@@ -36,6 +41,8 @@ class WaitReport {
 
   int64_t since_ns_ = 0;
   int64_t looked_ns_ = 0;
+  uint64_t moved_ = 0;
+  uint64_t own_moved_ = 0;
   int64_t line_ns_ = kNever;           // when the next line is due,
   int64_t question_ns_ = kNever;       // the question before it,
   int64_t last_question_ns_ = kNever;  // and the one before the wait's end

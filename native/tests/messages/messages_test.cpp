@@ -139,6 +139,7 @@ void a_small_message_overtakes_a_large_one_that_streams() {
   CHECK(received == 7 && !stream->is_completed());
   pair.settle();
   CHECK(succeeded(send) && succeeded(stream) && into == large);
+  CHECK(send->moved() >= large.size() && stream->moved() == large.size());
 }
 
 void any_source_takes_the_named_sources_only() {

@@ -89,6 +89,16 @@ void a_record_outlives_its_process() {
   remove(path);
 }
 
+void moves_are_counted_by_group() {
+  const auto record = FlightRecord::create("", kRank);
+  const FlightRecordView view = record->view();
+  CHECK(view.moves(5) == 0);
+  record->note_move(5);
+  const uint64_t once = view.moves(5);
+  record->note_move(5);
+  CHECK(once != 0 && view.moves(5) != once && view.moves(6) == 0);
+}
+
 void the_ranks_that_a_collective_waits_for_are_known_until_another_one_of_the_group_waits() {
   const auto record = FlightRecord::create("", kRank);
   const FlightRecordView view = record->view();
@@ -257,6 +267,7 @@ void a_program_that_takes_the_signal_for_itself_is_not_disturbed() {
 int main() {
   testing::limit_seconds(60);
   RUN_TEST(a_record_outlives_its_process);
+  RUN_TEST(moves_are_counted_by_group);
   RUN_TEST(the_ranks_that_a_collective_waits_for_are_known_until_another_one_of_the_group_waits);
   RUN_TEST(what_is_not_known_of_replays_is_told_apart_from_none);
   RUN_TEST(only_the_first_end_is_kept);
