@@ -83,6 +83,6 @@ void bind_engine(nb::module_& module) {
           [](PythonEngine& self, std::vector<int> ranks) { self.engine()->set_global_ranks(std::move(ranks)); },
           "ranks"_a)
       .def_prop_ro("gone_ranks", [](const PythonEngine& self) { return self.engine()->gone_ranks(); })
-      .def("fail", &PythonEngine::fail, "reason"_a, "at_once"_a)
+      .def("fail", &PythonEngine::fail, "reason"_a, "at_once"_a, "origin"_a = "own", "peer"_a = -1)
       .def("shutdown", &PythonEngine::close);
 }

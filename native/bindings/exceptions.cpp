@@ -90,6 +90,8 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
   data["note"] = failure.note;
   if (failure.kind == Failure::Kind::kMismatch) data["lines"] = lines_of_ranks(group, call);
   if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
+  if (failure.kind == Failure::Kind::kBroken)
+    if (const std::optional<Failure> lost = group.lost()) data["peer"] = lost->peer;
   return build_exception(failure, std::move(data));
 }
 

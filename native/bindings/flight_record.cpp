@@ -74,7 +74,10 @@ nb::dict read_flight_record(const std::string& path, size_t newest) {
   entry["created_ns"] = view.created_ns();
   entry["beat_ns"] = view.beat_ns();
   entry["state"] = rank_state_name(view.state());
-  entry["reason"] = view.reason();
+  const RecordedFailure failure = view.failure();
+  entry["reason"] = failure.reason;
+  entry["origin"] = failure_origin_name(failure.origin);
+  entry["failed_peer"] = failure.peer;
   entry["stopped"] = describe_stopped(view);
   const uint64_t recorded = view.recorded();
   entry["recorded"] = recorded;

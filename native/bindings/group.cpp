@@ -48,6 +48,14 @@ nb::object PythonGroup::take_unraised() {
   return failed ? build_exception(failed->failure, failed->call, *group_) : nb::none();
 }
 
+nb::object PythonGroup::lost() const {
+  const std::optional<Failure> lost = group_->lost();
+  if (!lost) return nb::none();
+  const std::vector<int>& ranks = group_->global_ranks();
+  const int rank = ranks.empty() ? lost->peer : ranks[static_cast<size_t>(lost->peer)];
+  return nb::make_tuple(rank, lost->pid, lost->host, lost->reason);
+}
+
 void PythonGroup::abort() {
   if (was_forked()) return;
   const Unlocked unlocked;
@@ -326,6 +334,9 @@ void bind_group(nb::module_& module) {
       .def("abort", &PythonGroup::abort)
       .def_prop_ro("is_broken", &PythonGroup::is_broken)
       .def_prop_ro("has_lost_member", &PythonGroup::has_lost_member)
+      .def_prop_ro(
+          "lost", &PythonGroup::lost, nb::sig("def lost(self) -> tuple[int, int, str, str] | None"),
+          "The rank by whose end the group broke (global), its process, its host if that is another, the text.")
       .def_prop_ro("is_idle", &PythonGroup::is_idle)
       .def_prop_ro("last_schedule", &PythonGroup::last_schedule)
       .def("leave", &PythonGroup::leave)

@@ -168,10 +168,11 @@ class PythonEngine {
     return engine_->flush(seconds);
   }
 
-  void fail(const std::string& reason, bool at_once) {
+  void fail(std::string reason, bool at_once, const std::string& origin, int peer) {
+    const RecordedFailure failure{std::move(reason), failure_origin(origin), peer};
     if (engine_->forked()) return;
     const Unlocked unlocked;
-    engine_->fail(reason, at_once);
+    engine_->fail(failure, at_once);
   }
 
   void close() {

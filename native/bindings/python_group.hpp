@@ -47,6 +47,7 @@ class PythonGroup {
   const char* last_schedule() const { return group_->last_schedule(); }
   void leave();
   nb::object take_unraised();
+  nb::object lost() const;
   void abort();
 
   // A second object for the same group, whose methods check their arguments, return None and do nothing else.

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "bindings.hpp"
+#include "exceptions.hpp"
 #include "timeouts.hpp"
 
 using namespace nanobind::literals;
@@ -20,6 +21,23 @@ nb::object keep(nb::handle arrays) {
   const bool several = PyTuple_Check(arrays.ptr()) || PyList_Check(arrays.ptr());
   return several ? nb::list(arrays) : nb::borrow(arrays);
 }
+
+// Raises without a Python frame: the text of an error in C++ code, into which others turn it, has a line for each
+// frame.
+class Outcome {
+ public:
+  explicit Outcome(nb::object get) : get_(std::move(get)) {}
+
+  nb::object result(const nb::args&) const {
+    nb::object found = get_();
+    if (PyExceptionInstance_Check(found.ptr()) == 0) return found;
+    found.attr("__traceback__") = nb::none();
+    raise(found);
+  }
+
+ private:
+  nb::object get_;
+};
 
 }  // namespace
 
@@ -242,6 +260,11 @@ void Work::on_completion(nb::object callback) const {
 using namespace procgroup;
 
 void bind_work(nb::module_& module) {
+  nb::class_<Outcome>(module, "Outcome",
+                      "Called with anything, returns what ``get`` returns, or raises it: see work.cpp.")
+      .def(nb::init<nb::object>(), "get"_a,
+           nb::sig("def __init__(self, get: collections.abc.Callable[[], typing.Any]) -> None"))
+      .def("__call__", &Outcome::result, nb::sig("def __call__(self, *ignored: typing.Any) -> typing.Any"));
   nb::class_<Work>(module, "Work",
                    "A call that was issued with ``async_op=True``. Do not use its arrays before ``wait`` returns.")
       .def_prop_ro("op", &Work::op)

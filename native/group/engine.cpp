@@ -205,12 +205,12 @@ std::optional<Failure> Engine::exit_in_memory(int peer_rank) const {
   }
 }
 
-void Engine::fail(const std::string& reason, bool at_once) {
+void Engine::fail(const RecordedFailure& failure, bool at_once) {
   if (forked() || shut_down_) return;
   if (at_once) aborting_.store(true, std::memory_order_release);  // first: the others may leave because of the record
   if (!failed_.exchange(true)) {
-    record_->end(RankState::kFailed, reason);
-    post_exit(reason, at_once);
+    record_->end(RankState::kFailed, failure);
+    post_exit(failure.reason, at_once);
   }
   if (!at_once) return;
   aborted_.store(true, std::memory_order_release);
@@ -406,7 +406,7 @@ void Engine::shutdown() {
   shut_down_ = true;
   progress_->stop();
   if (observer_) observer_->stop();
-  record_->end(failed_.load() ? RankState::kFailed : RankState::kLeft, "");
+  record_->end(failed_.load() ? RankState::kFailed : RankState::kLeft);
   watcher_.reset();
   if (life_lock_) life_lock_->release();
   for (const auto& peer : peers_) peer->socket.reset();

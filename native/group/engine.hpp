@@ -180,7 +180,7 @@ class Engine final : public Waiter, public WaitForGraph {
   void shutdown();
   // Record that this rank ends early, and why; ranks that wait for it report the reason. With `at_once`, every call in
   // progress fails now, here and on the other ranks. The first reason counts.
-  void fail(const std::string& reason, bool at_once);
+  void fail(const RecordedFailure& failure, bool at_once);
   // Wake all waiters, so that they examine a change now.
   void announce_news() {
     news_.fetch_add(1, std::memory_order_release);

@@ -145,6 +145,8 @@ class Group final : public Source {
   bool reduces_in_rank_order() const { return ordered_; }
   // Whether a member has ended out of order, as far as is known, whatever became of its calls.
   bool has_lost_member() const;
+  // The member by whose end the group broke: kLost, with the summary as its reason; nothing where it did not.
+  std::optional<Failure> lost() const;
   // Whether a collective's elements are sent beside the announcement, so that nothing is left to be moved when the
   // ranks have agreed. The same on all ranks.
   bool is_announced_whole(const Descriptor& call) const;
@@ -325,6 +327,7 @@ class Group final : public Source {
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
+  std::optional<Failure> lost_;  // kLost, where the end of a member broke the group; guarded by reason_mutex_
   std::optional<OperationFailed> unreported_;  // a call that has ended the group; guarded by reason_mutex_, as the next
   bool is_unawaited_ = false;                  // nobody waits for that call
   bool is_reported_ = false;                   // a call has raised what ended the group

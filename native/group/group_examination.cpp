@@ -21,6 +21,11 @@ std::optional<Failure> Group::broken() const {
   return reason_;
 }
 
+std::optional<Failure> Group::lost() const {
+  const std::lock_guard lock(reason_mutex_);
+  return lost_;
+}
+
 bool Group::has_lost_member() const {
   return std::ranges::any_of(options_.members, [&](int peer) {
     return peer != engine_.rank() && engine_.peer_status(peer) == PeerStatus::kLost;

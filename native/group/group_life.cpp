@@ -217,6 +217,11 @@ void Group::break_with(Failure failure, const Descriptor& call) {
     const std::lock_guard lock(reason_mutex_);
     if (reason_) return;
     reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary(&global_ranks_)};
+    const bool is_end_of_peer = failure.kind == Failure::Kind::kLost || failure.kind == Failure::Kind::kFailed;
+    if (is_end_of_peer && failure.peer >= 0 && failure.peer != rank()) {
+      lost_ = Failure{.kind = Failure::Kind::kLost, .peer = failure.peer, .reason = reason_->reason};
+      engine_.identify(*lost_, options_.members[index(failure.peer)]);
+    }
   }
   completed_.store(true, std::memory_order_release);
   if (is_logged(LogLevel::kInfo))

@@ -26,6 +26,7 @@ namespace {
 
 constexpr char kMagic[8] = {'p', 'g', 'f', 'l', 'i', 'g', 'h', 't'};
 constexpr uint32_t kVersion = 5;
+constexpr const char* kOriginNames[] = {"own", "call", "peer"};
 constexpr size_t kGroups = 128;
 constexpr size_t kLineBytes = 128;
 constexpr size_t kFunctionBytes = 32;
@@ -115,7 +116,7 @@ struct FlightRecordLayout {
   int32_t rank;
   uint64_t bytes;
   int32_t world_size;
-  int32_t reserved;
+  std::atomic<int32_t> failed_peer;
   int64_t pid;
   uint64_t pid_namespace;
   int64_t created_wall_ns;
@@ -127,7 +128,7 @@ struct FlightRecordLayout {
   std::atomic<uint32_t> state;
   std::atomic<uint32_t> source_lines;
   std::atomic<uint32_t> stack_requests;
-  uint32_t reserved_too;
+  std::atomic<uint32_t> origin;
   Word groups;  // that were ever added: entry number n is at n % kGroups
   char host[64];
   char boot[40];
@@ -190,6 +191,14 @@ const char* rank_state_name(RankState state) {
   return kNames[static_cast<int>(state)];
 }
 
+const char* failure_origin_name(FailureOrigin origin) { return kOriginNames[static_cast<size_t>(origin)]; }
+
+FailureOrigin failure_origin(std::string_view name) {
+  const auto* found = std::ranges::find(kOriginNames, name, [](const char* one) { return std::string_view(one); });
+  if (found == std::end(kOriginNames)) throw std::invalid_argument("no such origin of a failure: " + std::string(name));
+  return static_cast<FailureOrigin>(found - std::begin(kOriginNames));
+}
+
 FlightRecordView::FlightRecordView(const std::byte* memory, size_t bytes)
     : layout_(*reinterpret_cast<const FlightRecordLayout*>(memory)) {
   if (bytes < sizeof kMagic + sizeof kVersion || std::memcmp(layout_.magic, kMagic, sizeof kMagic) != 0)
@@ -214,9 +223,12 @@ RankState FlightRecordView::state() const {
   return state <= static_cast<uint32_t>(RankState::kFailed) ? static_cast<RankState>(state) : RankState::kFailed;
 }
 
-std::string FlightRecordView::reason() const {
-  const auto reason = layout_.reason.read();
-  return reason ? readable(reason->text.data(), reason->text.size()) : "";
+RecordedFailure FlightRecordView::failure() const {
+  RecordedFailure failure{.peer = layout_.failed_peer.load(std::memory_order_relaxed)};
+  const uint32_t origin = layout_.origin.load(std::memory_order_relaxed);
+  if (origin < std::size(kOriginNames)) failure.origin = static_cast<FailureOrigin>(origin);
+  if (const auto reason = layout_.reason.read()) failure.reason = readable(reason->text.data(), reason->text.size());
+  return failure;
 }
 
 std::vector<Record> FlightRecordView::calls() const { return Recorder::read(layout_.recorder, beat_of(layout_)); }
@@ -435,11 +447,13 @@ void FlightRecord::set_report(std::string_view text) {
   layout().report.write(text, now_ns());
 }
 
-void FlightRecord::end(RankState state, std::string_view reason) {
+void FlightRecord::end(RankState state, const RecordedFailure& failure) {
   beat();
   const std::lock_guard writing(writing_);
   if (layout().state.load(std::memory_order_relaxed) != static_cast<uint32_t>(RankState::kRunning)) return;
-  if (!reason.empty()) layout().reason.write(reason, now_ns());
+  if (!failure.reason.empty()) layout().reason.write(failure.reason, now_ns());
+  layout().failed_peer.store(failure.peer, std::memory_order_relaxed);
+  layout().origin.store(static_cast<uint32_t>(failure.origin), std::memory_order_relaxed);
   layout().state.store(static_cast<uint32_t>(state), std::memory_order_release);
 }
 

@@ -33,6 +33,19 @@ enum class RankState : uint32_t { kRunning, kLeft, kFailed };
 
 const char* rank_state_name(RankState state);  // "running"
 
+// Why a rank failed: by an error of its own, in a call that its ranks do not complete together (as their records of the
+// call tell), or because another rank has ended.
+enum class FailureOrigin : uint32_t { kOwn, kCall, kPeer };
+
+const char* failure_origin_name(FailureOrigin origin);  // "own"
+FailureOrigin failure_origin(std::string_view name);    // throws std::invalid_argument for another name
+
+struct RecordedFailure {
+  std::string reason{};
+  FailureOrigin origin = FailureOrigin::kOwn;
+  int peer = -1;  // kPeer: the global rank that has ended, or -1 where it is not known
+};
+
 // What a record says of its rank and of the process.
 struct RecordedRank {
   int rank = 0;  // global
@@ -84,7 +97,7 @@ class FlightRecordView {
   // The last beat, on the monotonic clock.
   int64_t beat_ns() const;
   RankState state() const;
-  std::string reason() const;  // of a failed rank
+  RecordedFailure failure() const;  // of a failed rank
   // The calls that are in the ring, oldest first, with times on the rank's monotonic clock.
   std::vector<Record> calls() const;
   // How many calls were recorded, also those that are in the ring no more.
@@ -151,7 +164,7 @@ class FlightRecord {
   std::atomic<uint32_t>& stack_requests();
   void set_report(std::string_view text);
   // The first end counts.
-  void end(RankState state, std::string_view reason);
+  void end(RankState state, const RecordedFailure& failure = {});
 
  private:
   explicit FlightRecord(FileDescriptor descriptor);  // without a descriptor, in memory of this process alone

@@ -47,6 +47,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from procgroup import failure_text
+from procgroup.exit_reason import PEER, origin_of
 from procgroup.failure_text import ParameterUse, global_rank
 
 Ranks = Sequence[int]
@@ -66,7 +67,12 @@ class ArgumentError(ValueError, RuntimeError):
 
 
 class _CallError(DistBackendError):
-    """An error of one call on a group, with this rank's place in the group."""
+    """An error of one call on a group, with this rank's place in the group.
+
+    ``ended_by`` is the global rank of which it is a consequence; None where that is none, or not known.
+    """
+
+    ended_by: int | None = None
 
     def __init__(
         self,
@@ -185,6 +191,7 @@ class PeerLost(OperationError):
     def __init__(self, *, peer: int, pid: int, how: str, host: str = "", **call: Any) -> None:
         self.peer = peer
         self.global_peer: int = global_rank(peer, call)
+        self.ended_by: int | None = self.global_peer
         self.pid = pid
         self.host = host
         self.how = how
@@ -204,6 +211,7 @@ class PeerFailed(OperationError):
     ) -> None:
         self.peer = peer
         self.global_peer: int = global_rank(peer, call)
+        self.ended_by: int | None = self.global_peer
         self.reason = reason
         self.cause = cause
         self.missing: tuple[int, ...] = tuple(missing)
@@ -212,10 +220,15 @@ class PeerFailed(OperationError):
 
 
 class GroupBroken(OperationError):
-    """The group has ended on this rank: it failed, was aborted or was left. ``reason`` says which."""
+    """The group has ended on this rank: it failed, was aborted or was left. ``reason`` says which.
 
-    def __init__(self, *, reason: str, **call: Any) -> None:
+    ``peer`` is the group rank by whose end it failed; None where that was not so.
+    """
+
+    def __init__(self, *, reason: str, peer: int | None = None, **call: Any) -> None:
         self.reason = reason
+        self.peer = peer
+        self.ended_by: int | None = None if peer is None else global_rank(peer, call)
         super().__init__(f"this group has ended: {reason}", "Destroy the group and make a new one.", **call)
 
 
@@ -234,6 +247,7 @@ class PicklingFailed(ObjectError):
 
     def __init__(self, *, source: int, **call: Any) -> None:
         super().__init__(*failure_text.pickling_failed(source, call), source=source, **call)
+        self.ended_by: int | None = self.global_source
 
 
 class UnpicklingFailed(ObjectError):
@@ -430,8 +444,7 @@ class RanksFailed(ExceptionGroup[Exception]):
     errors: dict[int, Exception]
 
     def __new__(cls, errors: Mapping[int, Exception], size: int) -> RanksFailed:
-        consequences = PeerLost, PeerFailed, GroupBroken
-        ordered = dict(sorted(errors.items(), key=lambda entry: (isinstance(entry[1], consequences), entry[0])))
+        ordered = dict(sorted(errors.items(), key=lambda entry: (origin_of(entry[1]).kind == PEER, entry[0])))
         for rank, error in ordered.items():
             error.add_note(f"(raised on rank {rank} of {size})")
         failed = super().__new__(cls, failure_text.ranks_failed(ordered, size), list(ordered.values()))

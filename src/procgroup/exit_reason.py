@@ -1,13 +1,17 @@
-"""What the other ranks are given of the exception for which this rank ends: its type, its text and its line.
+"""What others are given of the exception for which this rank ends: its text, and where the failure began.
 
-It is one line of printable ASCII characters of bounded length, because other processes print it.
+The text is the exception's type, its message and its line: one line of printable ASCII characters of bounded length,
+because other processes print it. The origin is data, by which launchers and ``procgroup explain`` tell the rank that
+failed first from those that only followed: nobody has to read that out of the text.
 """
 
 from __future__ import annotations
 
 import os
 import traceback
+from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 _TYPE_CHARACTERS = 80
 _TEXT_CHARACTERS = 3900
@@ -16,6 +20,78 @@ _PLACE_CHARACTERS = 80
 # Of procgroup and of Python itself. (sysconfig would say the latter, too; but an exception that another thread raises
 # in this one, in the middle of importing it, leaves the import lock held.)
 _LIBRARIES = (str(Path(__file__).parent), str(Path(os.__file__).parent))
+
+OWN, CALL, PEER = ORIGINS = ("own", "call", "peer")
+
+# The operating system's errors for a connection that ended; PeerLost and the like are raised while handling them.
+_OF_CONNECTIONS = (ConnectionError, EOFError)
+# So many errors that another library raises again as its own are kept.
+_KEPT_TRANSLATED = 64
+
+
+class Origin(NamedTuple):
+    """Where the failure of a rank began.
+
+    ``kind`` is "own": with this rank; "call": with a call that the ranks did not complete together, as their flight
+    records of it tell; "peer": with the end of another rank, of which ``peer`` is the global rank, or with the end of
+    a rank or a store that is not known, where ``peer`` is None.
+    """
+
+    kind: str = OWN
+    peer: int | None = None
+
+
+class ExitReason(NamedTuple):
+    """The reason for which a rank ends."""
+
+    text: str
+    origin: Origin = Origin()
+
+
+# The texts of errors that another library raises as errors of its own, and their origins.
+_translated: deque[tuple[str, Origin]] = deque(maxlen=_KEPT_TRANSLATED)
+
+
+def reason_of(error: BaseException) -> ExitReason:
+    """Return the text of an exception and where the failure began."""
+    return ExitReason(describe(error), origin_of(error))
+
+
+def note_translated(error: BaseException) -> None:
+    """Say that a library will raise this error as one of its own type, with a text that contains this one's."""
+    _translated.append((text_of(error), origin_of(error)))
+
+
+def origin_of(error: BaseException) -> Origin:
+    """Return where the failure began that ends a rank with this exception.
+
+    Of chained exceptions the one decides that was raised first: an error raised while a lost peer is handled is a
+    consequence, too; a peer that is lost while an error of this rank is handled is not the cause.
+    """
+    from procgroup import errors  # which imports this module
+
+    first = next((one for one in _in_order(error) if not isinstance(one, _OF_CONNECTIONS)), error)
+    if isinstance(first, errors.OperationError | errors.ObjectError) and first.ended_by is not None:
+        return Origin(PEER, first.ended_by) if first.ended_by != first.global_rank else Origin()
+    if isinstance(first, errors.GroupBroken | errors.StoreLost | errors.BackwardFailed):
+        return Origin(PEER)
+    if isinstance(first, errors.OperationError):
+        return Origin(CALL)
+    if isinstance(first, errors.DistError):
+        return Origin()
+    text = text_of(first)
+    return next((origin for part, origin in _translated if part in text), Origin())
+
+
+def _in_order(error: BaseException) -> list[BaseException]:
+    """Return the exceptions that a traceback of this one shows, in the order raised."""
+    chain = [error]
+    while True:
+        last = chain[-1]
+        earlier = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if earlier is None or earlier in chain:
+            return chain[::-1]
+        chain.append(earlier)
 
 
 def describe(error: BaseException, most: int = _TEXT_CHARACTERS) -> str:

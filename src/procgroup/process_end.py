@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from procgroup import log
 
@@ -43,6 +44,18 @@ _has_failed_to_start = False
 _tell_late_ranks: list[Callable[[], None]] = []
 _is_ending = False
 _PAUSE_SECONDS = 1.0
+
+
+class Lost(NamedTuple):
+    """A rank by whose end a group of this process broke: its global rank, process, host if that is another, and how."""
+
+    rank: int
+    pid: int
+    host: str
+    text: str
+
+
+_lost: list[Lost] = []
 
 
 class _Waits(threading.local):
@@ -83,11 +96,23 @@ def note_failure(*, starting: bool = False) -> None:
     _has_failed_to_start = _has_failed_to_start or starting
 
 
+def note_lost(lost: Lost) -> None:
+    """Keep in mind that the end of another rank broke a group of this process; the first one counts."""
+    if not _lost:
+        _lost.append(lost)
+
+
+def lost() -> Lost | None:
+    """Return the rank by whose end a group of this process broke since the ranks came together."""
+    return _lost[0] if _lost else None
+
+
 def forget_failure() -> None:
     """Forget it: the ranks have come together again."""
     global _has_failed, _has_failed_to_start
     _has_failed = _has_failed_to_start = False
     _tell_late_ranks.clear()
+    _lost.clear()
 
 
 def has_failed() -> bool:

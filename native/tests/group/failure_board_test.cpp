@@ -153,7 +153,7 @@ void the_exception_that_ends_a_program_is_given_to_the_others_in_full() {
   for (const bool shared : {true, false}) {
     CASE("shared memory %d", shared);
     std::vector<Rank> world = shared ? make_world(2) : make_world_of_sockets(2);
-    world[1].engine->fail(text, true);
+    world[1].engine->fail({.reason = text}, true);
     const Failure failure = failure_of_barrier(*world[0].group);
     check(failure.kind == Failure::Kind::kFailed && failure.peer == 1 && failure.reason == text, "expected the text",
           0);

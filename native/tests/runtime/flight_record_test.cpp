@@ -129,9 +129,11 @@ void what_is_not_known_of_replays_is_told_apart_from_none() {
 
 void only_the_first_end_is_kept() {
   const auto record = FlightRecord::create("", kRank);
-  record->end(RankState::kFailed, "ValueError: no such file");
-  record->end(RankState::kLeft, "");
-  CHECK(record->view().state() == RankState::kFailed && record->view().reason() == "ValueError: no such file");
+  record->end(RankState::kFailed, {.reason = "PeerLost: gone", .origin = FailureOrigin::kPeer, .peer = 3});
+  record->end(RankState::kLeft);
+  const RecordedFailure failure = record->view().failure();
+  CHECK(record->view().state() == RankState::kFailed && failure.reason == "PeerLost: gone");
+  CHECK(failure.origin == FailureOrigin::kPeer && failure.peer == 3);
 }
 
 void a_rank_holds_a_lock_on_its_record_while_it_lives() {
@@ -184,6 +186,7 @@ void what_makes_no_sense_is_left_out() {
   CHECK(pread(record->descriptor(), copy.data(), 16, 0) == 16);  // the magic and the version
   const FlightRecordView view(copy.data(), bytes);
   CHECK(view.calls().empty() && view.state() == RankState::kFailed);
+  CHECK(view.failure().origin == FailureOrigin::kOwn);
   CHECK(view.stack()->text.size() <= 8192 && view.report()->text.size() <= 256);
   CHECK(view.source_line(1).size() <= 128 && view.groups().size() <= 128 && view.host().size() <= 64);
   for (const RecordedGroup& group : view.groups()) CHECK(group.name.size() <= 48 && group.members.size() <= 64);

@@ -22,7 +22,10 @@ from types import TracebackType
 from typing import Any
 
 from procgroup import exit_reason, log, process_end
+from procgroup.api import order_of_ends
+from procgroup.environ import TORCHELASTIC_ERROR_FILE
 from procgroup.errors import DistError
+from procgroup.exit_reason import ExitReason
 from procgroup.groups.engine import FLUSH_SECONDS
 from procgroup.groups.group import ProcessGroup
 from procgroup.rendezvous import hosting
@@ -53,6 +56,7 @@ def watch(group: ProcessGroup, store: Store | None) -> None:
     process_end.at_process_end(
         _leave_all, priority=1
     )  # before the stores that this process hosts wait for their clients
+    process_end.at_process_end(_end_after_the_cause, priority=-1)
     if not _installed:
         install_excepthook(None)
     _alive[group] = store
@@ -72,7 +76,7 @@ def let_go(group: ProcessGroup) -> Store | None:
     Another group takes its place, which ``watch`` or ``adopt`` gets.
     """
     for child in reversed(_children.pop(group, {})):
-        _leave(child, "", 0.0)
+        _leave(child, None, 0.0)
     for siblings in _children.values():
         siblings.pop(group, None)
     _handled_before.pop(group, None)
@@ -101,7 +105,9 @@ def fail(group: ProcessGroup, error: BaseException) -> None:
 
     Their calls fail at once; only those that wait for this rank where the exception is a consequence of what they know.
     """
-    group.fail(exit_reason.describe(error), at_once=not isinstance(error, DistError))
+    reason = exit_reason.reason_of(error)
+    is_own = reason.origin.kind == exit_reason.OWN and not isinstance(error, DistError)
+    group.fail(reason, at_once=is_own)
 
 
 def fail_all(error: BaseException) -> None:
@@ -110,15 +116,15 @@ def fail_all(error: BaseException) -> None:
         fail(group, error)
 
 
-def _reason_to_leave(group: ProcessGroup) -> str:
-    """Return what there is to say of the exception that is being handled now; "" without one."""
+def _reason_to_leave(group: ProcessGroup) -> ExitReason | None:
+    """Return what there is to say of the exception that is being handled now; None without one."""
     error = sys.exc_info()[1]
     if error is None or isinstance(error, _STEERING) or id(error) == _handled_before.get(group):
-        return ""
-    return exit_reason.describe(error)
+        return None
+    return exit_reason.reason_of(error)
 
 
-def _leave(group: ProcessGroup, reason: str, flush: float) -> BaseException | None:
+def _leave(group: ProcessGroup, reason: ExitReason | None, flush: float) -> BaseException | None:
     """Return the error of a call that no call has raised."""
     unraised = None
     for child in reversed(_children.pop(group, {})):
@@ -126,6 +132,8 @@ def _leave(group: ProcessGroup, reason: str, flush: float) -> BaseException | No
     for siblings in _children.values():
         siblings.pop(group, None)
     _handled_before.pop(group, None)
+    if (lost := group.lost()) is not None:
+        process_end.note_lost(process_end.Lost(*lost))
     unraised = group.shutdown(reason, flush) or unraised
     log.debug(f"left group {group.group_name}", group.members[group.rank()])
     store = _alive.pop(group, None)
@@ -148,15 +156,41 @@ def _leave_all() -> None:
 
 
 def _leave_alive() -> None:
-    reason, flush = "", FLUSH_SECONDS
+    reason, flush = None, FLUSH_SECONDS
     if (error := process_end.ending_exception()) is not None:
         fail_all(error)
-        reason, flush = exit_reason.describe(error), 0.0
+        reason, flush = exit_reason.reason_of(error), 0.0
     elif (error := process_end.thread_exception()) is not None:
-        reason, flush = exit_reason.describe(error), _FAILED_SECONDS
+        reason, flush = exit_reason.reason_of(error), _FAILED_SECONDS
     for group in list(_alive):
         if (unraised := _leave(group, reason, flush)) is not None:
             _report(unraised)
+
+
+def _record(error: BaseException) -> None:
+    """Leave a record of the exception that ends this process to its launcher."""
+    if TORCHELASTIC_ERROR_FILE.is_set() and isinstance(error, Exception):
+        from procgroup.launch.failures import record  # needed after a failure only
+
+        record.leave(error)
+
+
+def _end_after_the_cause() -> None:
+    """Leave a record of the end, where it is a failure, and let the rank be seen first of which it is a consequence.
+
+    Also where the program has handled that it lost a rank, and ends with a status of its own, which is not known here.
+    """
+    error, lost = process_end.ending_exception(), process_end.lost()
+    origin = exit_reason.Origin(exit_reason.PEER, lost.rank) if lost is not None else exit_reason.Origin()
+    if error is not None:
+        _record(error)
+        origin = exit_reason.origin_of(error)
+    elif lost is not None and TORCHELASTIC_ERROR_FILE.is_set():
+        from procgroup.launch.failures import record
+
+        record.leave_text(lost.text, origin)
+    if lost is not None and origin.kind == exit_reason.PEER and origin.peer in (None, lost.rank):
+        order_of_ends.let_end_first(lost)
 
 
 def _mark_forked() -> None:
@@ -190,6 +224,7 @@ class UncaughtHook:
         finally:
             if self.is_active and _ends_the_process():
                 fail_all(error)
+                _record(error)
 
     def _print(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if self.rank is None or _is_prefixed_by_torch():

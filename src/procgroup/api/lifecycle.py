@@ -138,7 +138,7 @@ def reconfigure(timeout: Timeout | None = None) -> ProcessGroup:
     if old.is_usable():
         old.calls.abort()
     store = exit_hooks.let_go(old)
-    old.shutdown("", 0.0)
+    old.shutdown(None, 0.0)
     try:
         slot.group = _make_again(start, deadline)
     finally:

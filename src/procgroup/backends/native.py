@@ -24,6 +24,7 @@ from procgroup.backends.native_subgroup import (
 from procgroup.backends.route import route_to
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError, DistNetworkError
+from procgroup.exit_reason import ExitReason
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.process_end import note_failure, wait_for_others
 from procgroup.stores.start_up import StartUp
@@ -111,10 +112,10 @@ class NativeBackend(EngineGroup):
         self.calls.reduce_in_rank_order()
         self._subgroups.in_rank_order = True
 
-    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+    def shutdown(self, reason: ExitReason | None = None, flush: float = FLUSH_SECONDS) -> None:
         self._flush(flush)
-        if reason:
-            self._engine.fail(reason, False)
+        if reason is not None:
+            self.fail(reason, False)
         if self.calls.is_broken:
             note_failure()
         self.calls.leave()
@@ -168,7 +169,7 @@ class SurvivingBackend(NativeSubgroup):
         members = [member for rank, member in enumerate(self.members) if rank not in excluded]
         return self._whole.shrink_to(self, members, name, group_name, timeout)
 
-    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+    def shutdown(self, reason: ExitReason | None = None, flush: float = FLUSH_SECONDS) -> None:
         super().shutdown(reason, flush)
         self._whole.shutdown(reason, flush)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from procgroup import _native
 from procgroup.errors import CollectiveMismatch, OperationError, PeerFailed, PeerLost
+from procgroup.exit_reason import ExitReason
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.process_end import note_failure, wait_for_others
 
@@ -183,8 +184,9 @@ class EngineGroup:
         """
         return _native.allocate(self._engine, nbytes, copied_by_fork)
 
-    def fail(self, reason: str, at_once: bool) -> None:
-        self._engine.fail(reason, at_once)
+    def fail(self, reason: ExitReason, at_once: bool) -> None:
+        kind, peer = reason.origin
+        self._engine.fail(reason.text, at_once, kind, -1 if peer is None else peer)
 
 
 class NativeSubgroup(EngineGroup):
@@ -220,7 +222,7 @@ class NativeSubgroup(EngineGroup):
     def reduce_in_rank_order(self) -> None:
         self.calls.reduce_in_rank_order()
 
-    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+    def shutdown(self, reason: ExitReason | None = None, flush: float = FLUSH_SECONDS) -> None:
         """Wait at most ``flush`` seconds for issued calls, and leave this group; other groups go on."""
         wait_for_others(
             lambda: self.calls.is_broken or self.calls.is_idle,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from procgroup import _native
+    from procgroup.exit_reason import ExitReason
 
 
 FLUSH_SECONDS = 30.0
@@ -93,14 +94,14 @@ class GroupEngine(Protocol):
         """Return writable memory that the other ranks of this host read in place; None where there is none."""
         ...
 
-    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+    def shutdown(self, reason: ExitReason | None = None, flush: float = FLUSH_SECONDS) -> None:
         """Leave: wait at most ``flush`` seconds for issued calls, and free everything. Idempotent, never raises.
 
         With a ``reason``, the exception that ends this rank, ranks that wait for this one raise PeerFailed with it.
         """
         ...
 
-    def fail(self, reason: str, at_once: bool) -> None:
+    def fail(self, reason: ExitReason, at_once: bool) -> None:
         """Report the exception that ends this rank to the other ranks; with ``at_once`` their calls fail now."""
         ...
 

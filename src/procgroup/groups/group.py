@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from procgroup import log, types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed, PeerFailed, PeerLost
+from procgroup.exit_reason import ExitReason
 from procgroup.groups import checks, receive_pool
 from procgroup.groups.backend import AnyBackend, MakeBackends, NativeBackend, no_backends, use
 from procgroup.groups.calls import GroupCalls
@@ -81,7 +82,7 @@ class ProcessGroup(GroupCalls):
                 self.calls.abort()
             else:
                 engine.abort()
-                engine.shutdown("", 0.0)
+                engine.shutdown(None, 0.0)
             for backend in self.backends.values():
                 self._close_backend(backend, failed=True)
             raise
@@ -245,7 +246,7 @@ class ProcessGroup(GroupCalls):
             may_shrink=True,
         )
 
-    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> BaseException | None:
+    def shutdown(self, reason: ExitReason | None = None, flush: float = FLUSH_SECONDS) -> BaseException | None:
         """Leave and free everything; later calls raise. Idempotent, never raises.
 
         Issued calls have ``flush`` seconds to complete. With a ``reason``, the exception that ends this rank, ranks
@@ -280,10 +281,14 @@ class ProcessGroup(GroupCalls):
             self._issue.deferral.is_aborted = True
         self.engine.abort()
 
-    def fail(self, reason: str, at_once: bool) -> None:
+    def fail(self, reason: ExitReason, at_once: bool) -> None:
         """Report the exception that ends this rank to the other ranks; with ``at_once`` their calls fail now."""
         if self.is_usable():
             self.engine.fail(reason, at_once)
+
+    def lost(self) -> tuple[int, int, str, str] | None:
+        """Return the rank by whose end the group broke, as ``process_end.Lost`` has it; None where that is not so."""
+        return self.calls.lost if self.is_usable() else None
 
     def mark_forked(self) -> None:
         """Make the calls of this copy of the group, in a forked child, raise."""

@@ -2,7 +2,8 @@
 
 torch's C++ code, such as stock DDP, never waits for a call itself but for its future. An exception that is set on a
 torch future directly ends torch 2.13's process, so a failure enters by way of ``then``: what the callback raises is
-what the future raises.
+what the future raises. torch makes a RuntimeError of it, whose text ends with a line for each Python frame that it came
+through: so it is raised in C++, through none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as distributed
 
+from procgroup._native import Outcome
 from procgroup.arrays.untraced import untraced
+from procgroup.exit_reason import note_translated
 from procgroup.groups.future import Future
 from procgroup.torch_plugin import callbacks
 
@@ -117,13 +120,14 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
                 end.set_result(self._outputs)
             return end
 
-        def outcome(_end: Any) -> Any:
+        def outcome() -> Any:
             error = self._call.exception()
-            if error is not None:
-                raise error
-            return self._outputs
+            if error is None:
+                return self._outputs
+            note_translated(error)
+            return error
 
-        future = end.then(outcome)
+        future = end.then(Outcome(outcome))
         if self._call.is_completed():
             end.set_result(None)
         else:

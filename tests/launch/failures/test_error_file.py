@@ -12,11 +12,22 @@ from typing import Any
 import pytest
 
 import procgroup
-from procgroup.launch.failures.error_file import MAX_FILE_BYTES, ErrorRecord, pass_on, read_error_file, write_error_file
+from procgroup.exit_reason import CALL, PEER, Origin
+from procgroup.launch.failures import record
+from procgroup.launch.failures.error_file import (
+    MAX_FILE_BYTES,
+    ErrorRecord,
+    pass_on,
+    read_error_file,
+    read_origin,
+    write_error_file,
+)
 from procgroup.launch.failures.failure import Failure
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in main\n    f()\nValueError: boom\n'
-NESTED = {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": TRACEBACK, "timestamp": "17"}}}
+NESTED: dict[str, Any] = {
+    "message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": TRACEBACK, "timestamp": "17"}}
+}
 
 
 def test_both_of_torch_s_forms_are_read(tmp_path: Path) -> None:
@@ -58,6 +69,47 @@ def test_the_record_is_the_evidence_also_where_stderr_has_another_traceback() ->
     assert (plain.reason, plain.evidence) == ("a message", stderr)
     crashed = Failure(rank=0, pid=1, exit_code=-11, time=1.0, stderr="", record=ErrorRecord("OSError: kept", "Kept\n"))
     assert crashed.reason == "OSError: kept; then killed by SIGSEGV"
+
+
+@pytest.mark.parametrize("origin", [Origin(), Origin(CALL), Origin(PEER), Origin(PEER, 3)])
+def test_the_origin_of_a_failure_is_written_and_read(tmp_path: Path, origin: Origin) -> None:
+    path = tmp_path / "error.json"
+    write_error_file(path, ErrorRecord("ValueError: boom", TRACEBACK, origin=origin))
+    found = read_error_file(path)
+    assert found is not None and (found.message, found.traceback, found.origin) == (
+        "ValueError: boom",
+        TRACEBACK,
+        origin,
+    )
+
+
+@pytest.mark.parametrize(
+    "written", [None, [], {}, {"origin": "peers"}, {"origin": ["peer"]}, {"origin": 3, "peer": 1}, "peer"]
+)
+def test_what_is_no_origin_is_none(tmp_path: Path, written: Any) -> None:
+    path = tmp_path / "error.json"
+    message = dict(NESTED["message"], extraInfo={"procgroup": written})
+    path.write_text(json.dumps({"message": message}))
+    found = read_error_file(path)
+    assert found is not None and found.origin is None
+
+
+def test_an_origin_s_peer_that_is_no_rank_is_not_known(tmp_path: Path) -> None:
+    for peer in (-1, True, 1.0, "1", None, 1 << 40):
+        assert read_origin({"origin": "peer", "peer": peer}) == Origin(PEER)
+
+
+def test_the_file_of_another_decorator_is_kept_and_gets_the_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    path.write_text(json.dumps(NESTED | {"more": 1}))
+    record.leave(ValueError("boom"))
+    extra = NESTED["message"]["extraInfo"] | {"procgroup": {"origin": "own", "peer": None}}
+    assert json.loads(path.read_text()) == {"message": NESTED["message"] | {"extraInfo": extra}, "more": 1}
+    record.leave(ValueError("another"))
+    assert json.loads(path.read_text())["message"]["message"] == "ValueError: another"
 
 
 def test_passing_on_adds_the_exit_code_inside_of_the_message(tmp_path: Path) -> None:
@@ -147,7 +199,7 @@ def test_the_decorated_function_keeps_its_name_and_its_result() -> None:
 def test_torch_and_procgroup_read_each_other_s_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
     path = tmp_path / "error.json"
-    write_error_file(path, "ValueError: ours", TRACEBACK)
+    write_error_file(path, ErrorRecord("ValueError: ours", TRACEBACK, origin=Origin(PEER, 3)))
     theirs: Any = errors.ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(path))
     assert theirs.message["message"] == "ValueError: ours"
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.exit_reason import PEER, Origin
 from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.failure import Failure
 
@@ -36,7 +37,8 @@ def read_again(sent: Failure) -> Failure:
         failure("", -signal.SIGKILL, peak_memory=3 << 30, kills=OutOfMemoryKills(None, 2)),
         failure('Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "a"\n', -6),
         failure("", 5, record=ErrorRecord("ValueError: of the record", TRACEBACK)),
-        failure(TRACEBACK.replace("ValueError: boom", "PeerLost: lost rank 2 (pid 9): gone")),
+        failure("", record=ErrorRecord("RuntimeError: lost rank 2", TRACEBACK, origin=Origin(PEER, 2))),
+        failure("", record=ErrorRecord("GroupBroken: gone", TRACEBACK, origin=Origin(PEER))),
     ],
 )
 def test_what_is_reported_of_a_failure_survives(sent: Failure) -> None:
@@ -44,6 +46,7 @@ def test_what_is_reported_of_a_failure_survives(sent: Failure) -> None:
     for name in SHOWN:
         assert getattr(got, name) == getattr(sent, name), name
     assert got.blamed_rank == sent.blamed_rank
+    assert got.origin == sent.origin
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
@@ -106,7 +109,19 @@ JSON = st.recursive(
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
     max_leaves=10,
 )
-FIELDS = ["rank", "node_rank", "host", "pid", "exit_code", "time", "peak_memory", "kills", "exception", "text"]
+FIELDS = [
+    "rank",
+    "node_rank",
+    "host",
+    "pid",
+    "exit_code",
+    "time",
+    "peak_memory",
+    "kills",
+    "exception",
+    "text",
+    "procgroup",
+]
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

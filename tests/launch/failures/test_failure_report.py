@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.exit_reason import PEER, Origin
+from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.report import Failure, describe, first_failure
 from world import free_port, run_command
 
@@ -153,18 +155,24 @@ def test_a_slow_end_does_not_hide_who_raised_first(launcher: Any) -> None:
 
 def test_a_rank_that_lost_its_peer_is_not_the_cause_even_when_it_ends_earlier(launcher: Any) -> None:
     source = """
-        class PeerLost(RuntimeError): pass
-        if os.environ["RANK"] == "0":
-            meeting.wait_for("started")
-            atexit.register(say_when_read, "over")
-            raise PeerLost("lost rank 1")
-        meeting.reach("started")
-        meeting.wait_until_collected("over")
-        raise ValueError("the cause")
+        import procgroup
+        from procgroup.errors import PeerLost
+
+        @procgroup.record
+        def main():
+            if os.environ["RANK"] == "0":
+                meeting.wait_for("started")
+                atexit.register(say_when_read, "over")
+                raise PeerLost(peer=1, pid=7, how="gone", op="barrier", sequence=1, group="0", rank=0, size=2)
+            meeting.reach("started")
+            meeting.wait_until_collected("over")
+            raise ValueError("the cause")
+
+        main()
     """
     lines = run_after_each_other(launcher, source, 2)
     assert lines[-1] == "ValueError: the cause"
-    assert any(line.startswith("rank 0 (") and line.endswith("PeerLost: lost rank 1") for line in lines)
+    assert any(line.startswith("rank 0 (") and "PeerLost: barrier #1" in line for line in lines)
 
 
 def test_a_syntax_error_is_named(launcher: Any) -> None:
@@ -196,9 +204,13 @@ def test_a_message_of_several_lines_is_shown_whole_and_headed_by_its_first() -> 
     assert found.evidence.endswith("two\nthree\n")
 
 
-@pytest.mark.parametrize("name", ["PeerLost", "procgroup.errors.PeerFailed", "GroupBroken", "procgroup.StoreLost"])
-def test_failures_that_blame_another_are_secondary(name: str) -> None:
-    blamed = failure(1, 1.0, traceback(f"{name}: rank 0"))
+def blaming(rank: int, message: str) -> Failure:
+    record = ErrorRecord(message, traceback(message), origin=Origin(PEER, 1 - rank))
+    return failure(rank, 1.0, traceback(message), record=record)
+
+
+def test_failures_that_blame_another_are_secondary() -> None:
+    blamed = blaming(1, "RuntimeError: as torch puts it")
     cause = failure(0, 9.0, traceback("ValueError: b"))
     assert first_failure([blamed, cause]) is cause
     assert first_failure([blamed]) is blamed
@@ -224,7 +236,7 @@ def test_the_report_is_one_line_per_other_rank() -> None:
 
 
 def test_a_rank_that_left_early_is_told_when_another_only_lost_its_peer() -> None:
-    lost = failure(0, 5.0, traceback("PeerLost: lost rank 1"))
+    lost = blaming(0, "PeerLost: lost rank 1")
     assert "rank 1 had ended with exit status 0\n" in describe([lost], [], [1], "node7")
     cause = failure(0, 5.0, traceback("ValueError: mine"))
     assert "rank 1" not in describe([cause], [], [1], "node7")
@@ -234,7 +246,7 @@ def test_the_rank_that_a_process_group_writes_before_a_traceback_is_left_out() -
     prefixed = "".join(f"[rank2]: {line}\n" for line in traceback("procgroup.errors.PeerLost: rank 0").splitlines())
     found = failure(2, 1.0, "noise\n" + prefixed)
     assert found.evidence == traceback("procgroup.errors.PeerLost: rank 0")
-    assert found.is_secondary
+    assert found.reason == "procgroup.errors.PeerLost: rank 0"
 
 
 MISMATCH = """

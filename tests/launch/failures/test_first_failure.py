@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from procgroup.exit_reason import PEER, Origin
+from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import describe, first_failure
 
@@ -46,7 +48,23 @@ def failed(rank: int) -> str:
     return f"PeerFailed: barrier #1 on group default (rank 0 of 4): rank {rank} failed: ValueError: x (a.py:3)"
 
 
-@pytest.mark.parametrize("message", [GLOO, GLOO_READ, NCCL, STORE, lost(1), failed(1)])
+def blaming(rank: int, message: str, peer: int | None, time: float = 1.0, exit_code: int = 1, **more: Any) -> Failure:
+    """Return the failure of a rank of procgroup, whose record says that it follows from the end of ``peer``."""
+    record = ErrorRecord(message, traceback(message), origin=Origin(PEER, peer))
+    return failure(rank, traceback(message), time, exit_code, record=record, **more)
+
+
+def test_a_record_decides_and_not_the_words_of_the_exception() -> None:
+    message = "RuntimeError: Got the following error when running the callback: PeerLost: lost rank 1"
+    cause = failure(1, "", 9.0, -signal.SIGKILL)
+    assert first_failure([blaming(0, message, 1), cause]) is cause
+    assert blaming(0, message, 1).blamed_rank == 1
+    own = failure(0, traceback(lost(1)), record=ErrorRecord(lost(1), traceback(lost(1)), origin=Origin()))
+    assert not own.is_secondary and own.blamed_rank is None
+    assert not failure(0, traceback(lost(1))).is_secondary
+
+
+@pytest.mark.parametrize("message", [GLOO, GLOO_READ, NCCL, STORE])
 def test_an_error_of_a_lost_connection_is_a_consequence(message: str) -> None:
     follows, cause = failure(0, traceback(message), 1.0), failure(1, "", 9.0, -signal.SIGKILL)
     assert first_failure([follows, cause]) is cause
@@ -67,9 +85,9 @@ def test_an_error_of_the_program_s_own_is_none(message: str) -> None:
 
 @pytest.mark.parametrize("by", [DURING, BECAUSE])
 def test_what_is_raised_while_a_lost_peer_is_handled_is_a_consequence_too(by: str) -> None:
-    assert failure(0, traceback(lost(1), "KeyError: 'cleanup'", by=by)).is_secondary
-    assert not failure(0, traceback("KeyError: 'mine'", lost(1), by=by)).is_secondary
-    assert failure(0, traceback("ConnectionResetError: [Errno 104]", lost(1), by=by)).is_secondary
+    assert failure(0, traceback(GLOO, "KeyError: 'cleanup'", by=by)).is_secondary
+    assert not failure(0, traceback("KeyError: 'mine'", GLOO, by=by)).is_secondary
+    assert failure(0, traceback("ConnectionResetError: [Errno 104]", GLOO, by=by)).is_secondary
 
 
 def test_nccl_s_watchdog_aborts_as_a_consequence() -> None:
@@ -81,17 +99,17 @@ def test_nccl_s_watchdog_aborts_as_a_consequence() -> None:
 
 
 def test_a_program_that_handles_a_lost_peer_and_exits_with_a_code_of_its_own_fails_after_it() -> None:
-    handled, cause = failure(0, traceback(lost(1)), 1.0, 3), failure(1, "", 2.0, 4)
+    handled, cause = blaming(0, "lost rank 1 (pid 7): gone", 1, 1.0, 3), failure(1, "", 2.0, 4)
     assert first_failure([handled, cause]) is cause
 
 
 def test_ranks_that_blame_each_other_lead_to_the_one_at_the_end() -> None:
-    chain = [failure(0, traceback(failed(2)), 1.0), failure(2, traceback(lost(3)), 2.0), failure(1, traceback(GLOO))]
+    chain = [blaming(0, failed(2), 2, 1.0), blaming(2, lost(3), 3, 2.0), failure(1, traceback(GLOO))]
     assert first_failure(chain).rank == 2
 
 
 def test_a_cycle_of_blame_is_left_at_the_earliest() -> None:
-    cycle = [failure(0, traceback(lost(1)), 2.0), failure(1, traceback(lost(0)), 1.0)]
+    cycle = [blaming(0, lost(1), 1, 2.0), blaming(1, lost(0), 0, 1.0)]
     assert first_failure(cycle).rank == 1
 
 
@@ -105,16 +123,13 @@ def test_between_nodes_the_order_of_posting_decides_and_clocks_do_not() -> None:
 def test_between_nodes_the_rank_that_another_rank_names_goes_before_the_order_of_posting() -> None:
     unrelated = failure(0, traceback("OSError: at the end"), node_rank=0)
     cause = failure(4, traceback("ValueError: x"), time=500.0, node_rank=1)
-    witness = failure(1, traceback(failed(4)), node_rank=0)
+    witness = blaming(1, failed(4), 4, node_rank=0)
     assert first_failure([unrelated, witness, cause]) is cause
 
 
 def test_the_report_names_hosts_where_they_differ() -> None:
     cause = failure(4, traceback("ValueError: x"), node_rank=1, host="beta")
-    witness, neighbour = (
-        failure(0, traceback(failed(4)), host="alpha"),
-        failure(5, "", 2.0, 3, node_rank=1, host="beta"),
-    )
+    witness, neighbour = (blaming(0, failed(4), 4, host="alpha"), failure(5, "", 2.0, 3, node_rank=1, host="beta"))
     lines = describe([witness, cause, neighbour], [1, 2, 3, 6], [], "alpha").splitlines()
     assert lines[0].startswith("rank 0 (alpha, pid 100) failed after that: PeerFailed: ")
     assert lines[1:4] == [

@@ -10,17 +10,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from procgroup import errors
 from procgroup.diagnostics.recorded_job.job import MAKES_GROUP, Call, Job, Rank
+from procgroup.exit_reason import CALL, OWN
 
 # A live rank that has waited no longer than this is no finding: every rank waits a little.
 _USUAL_SECONDS = 1.0
-
-# What a rank fails with when another one is the cause, or all are.
-_CONSEQUENCES = tuple(
-    f"{one.__name__}:" for one in (*errors.OperationError.__subclasses__(), errors.GroupBroken, errors.StoreLost)
-)
-
 
 # Where frames are that are not the program's own: of Python, of libraries, and of procgroup's packages that make calls.
 # The program may be in a folder that is named procgroup, too.
@@ -51,7 +45,7 @@ def find(job: Job, now: float | None = None) -> list[Finding]:
     """Return what is wrong in a job, the most telling first; nothing when no rank waits for another for long."""
     now = now if now is not None else max([rank.seen for rank in job.ranks] + [_now_of(job)])
     ended = [rank for rank in job.ranks if rank.state in ("lost", "failed", "stopped")]
-    causes = [rank for rank in ended if not rank.reason.startswith(_CONSEQUENCES)]
+    causes = [rank for rank in ended if rank.origin.kind == OWN]
     found = [*(_ended(job, rank, now) for rank in causes), *_mismatches(job)]
     explained = {rank.rank for rank in causes}
     deadlock = _deadlock(job, now)
@@ -171,8 +165,8 @@ def _missing(job: Job, call: Call, present: Sequence[Rank]) -> list[int]:
 
 
 def _consequences(job: Job, ended: Sequence[Rank], now: float) -> list[Finding]:
-    """Return what the ranks report of each other, where no record tells the cause; a deadlock says most."""
-    reports = sorted(ended, key=lambda rank: not rank.reason.startswith("Deadlock:"))
+    """Return what the ranks report of each other, where no record tells the cause; a call's own error says most."""
+    reports = sorted(ended, key=lambda rank: rank.origin.kind != CALL)
     return [_ended(job, rank, now) for rank in reports[:1]]
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from procgroup.exit_reason import Origin
+
 MAKES_GROUP = "new_group"
 """The recorded operation of a rank that makes a group: it has no number in the group."""
 
@@ -63,7 +65,8 @@ class Call(NamedTuple):
 class Rank(NamedTuple):
     """One rank: its process, how that is, and its last calls, oldest first.
 
-    ``state`` is "running", "stopped", "left" (in order), "failed" (with ``reason``) or "lost": killed, or crashed.
+    ``state`` is "running", "stopped", "left" (in order), "failed" (with ``reason`` and ``origin``: where the failure
+    began) or "lost": killed, or crashed.
     ``stack`` has the innermost frame first, and was taken at ``stack_taken``. ``recorded`` counts all calls that it has
     made, also those that its record has no room for any more: ``calls`` has all that it issued since ``whole_since``.
     """
@@ -83,6 +86,7 @@ class Rank(NamedTuple):
     stack_taken: float
     recorded: int
     whole_since: float = 0.0
+    origin: Origin = Origin()
 
     @property
     def is_alive(self) -> bool:

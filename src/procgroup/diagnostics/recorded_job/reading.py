@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from procgroup import _native, flight_records
 from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
+from procgroup.exit_reason import Origin
 
 RECORDED_CALLS = 1024
 """So many calls are in a record at most."""
@@ -143,6 +144,7 @@ def _rank_of(records: list[_Record]) -> Rank:
         program=last["program"],
         state=_state_of(path, last),
         reason=last["reason"],
+        origin=Origin(last["origin"], last["failed_peer"] if last["failed_peer"] >= 0 else None),
         seen=_wall(last, last["beat_ns"]),
         calls=calls,
         stack=_frames(stack),

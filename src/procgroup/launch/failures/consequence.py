@@ -1,4 +1,9 @@
-"""Decide whether an error only follows from the end of another rank, and which rank it names as the cause."""
+"""Tell by its output whether a program failed only because another rank had ended, where procgroup did not see that.
+
+Ranks of procgroup leave a record, which says so of procgroup's own errors (see error_file.py). Gloo, NCCL and torch's
+TCPStore have no type of exception for a lost peer, and torch's error file has no field for it: only their texts show
+one. They are read here, and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,14 @@ import re
 
 EXCEPTION_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: .*)?$")
 
-_OF_PEERS = frozenset({"PeerLost", "PeerFailed", "GroupBroken", "StoreLost"})
-# Gloo, NCCL and torch's TCPStore have no exception type for a lost peer; only these texts show one.
 _OF_TORCH = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 _LOST_CONNECTION = re.compile(
     "connection closed by (?:remote )?peer|connection reset by peer|broken pipe|remote process exit"
     "|connection was likely closed",
     re.IGNORECASE,
 )
-# The operating system's errors for a connection that ended; PeerLost and the like are raised while handling them.
+# The operating system's errors for a connection that ended; torch's may be raised while handling them.
 _OF_CONNECTIONS = frozenset({"ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "EOFError"})
-_BLAMED = re.compile(r"\blost rank (\d+)|\brank (\d+)(?: \([^)]*\))? failed\b")
 
 
 def exception_name(message: str) -> str:
@@ -36,17 +38,10 @@ def is_consequence(chain: list[str]) -> bool:
 
 
 def says_peer_lost(message: str) -> bool:
-    """Return whether ``Type: message`` says that another rank, the store or the connection to one of them has ended."""
-    name = exception_name(message)
-    return name in _OF_PEERS or (name in _OF_TORCH and says_connection_lost(message))
+    """Return whether ``Type: message`` is one of torch's, and says that a connection to another process has ended."""
+    return exception_name(message) in _OF_TORCH and says_connection_lost(message)
 
 
 def says_connection_lost(text: str) -> bool:
     """Return whether a text contains an error of Gloo, NCCL or torch's store for a peer that has ended."""
     return _LOST_CONNECTION.search(text) is not None
-
-
-def blamed_rank(message: str) -> int | None:
-    """Return the global rank that an error of a lost or failed peer names as the cause; None when it names none."""
-    match = _BLAMED.search(message) if exception_name(message) in _OF_PEERS else None
-    return int(match[1] or match[2]) if match else None

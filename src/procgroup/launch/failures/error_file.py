@@ -3,9 +3,12 @@
 ::
 
     {"message": {"message": "ValueError: boom", "errorCode": 1,
-                 "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1795215725"}}}
+                 "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1795215725",
+                               "procgroup": {"origin": "own", "peer": null}}}}
 
 A launcher that copies the file adds ``errorCode``. In an older form, which is read too, "message" is a plain text.
+``procgroup`` says where the failure began (see exit_reason.Origin). Only ranks of procgroup write it; they add it to
+the file of torch's ``@record``, too.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from procgroup.exit_reason import text_of
+from procgroup.exit_reason import ORIGINS, Origin, origin_of, text_of
 from procgroup.launch.failures.evidence import cut_middle, without_own_frames
 
 MAX_FILE_BYTES = 1 << 20
@@ -32,11 +35,15 @@ MAX_TEXT_BYTES = 64 * 1024
 
 
 class ErrorRecord(NamedTuple):
-    """The content of an error file: ``message`` is such as "ValueError: boom", ``content`` the whole file."""
+    """The content of an error file: ``message`` is such as "ValueError: boom", ``content`` the whole file.
+
+    ``origin`` says where the failure began; None in what a program without procgroup wrote.
+    """
 
     message: str
     traceback: str = ""
     content: Mapping[str, Any] = MappingProxyType({})
+    origin: Origin | None = None
 
 
 def record_of(error: BaseException, most_bytes: int = MAX_TEXT_BYTES) -> ErrorRecord:
@@ -45,7 +52,8 @@ def record_of(error: BaseException, most_bytes: int = MAX_TEXT_BYTES) -> ErrorRe
     Its message and its traceback have at most about ``most_bytes`` each in UTF-8.
     """
     message = f"{type(error).__name__}: {text_of(error)}"
-    return ErrorRecord(cut_middle(message, most_bytes), cut_middle(traceback_of(error), most_bytes))
+    traceback = cut_middle(traceback_of(error), most_bytes)
+    return ErrorRecord(cut_middle(message, most_bytes), traceback, origin=origin_of(error))
 
 
 def traceback_of(error: BaseException) -> str:
@@ -62,14 +70,37 @@ def read_error_file(path: Path) -> ErrorRecord | None:
         details, message = message.get("extraInfo"), message.get("message")
     if not isinstance(message, str) or not message:
         return None
-    traceback = details.get("py_callstack") if isinstance(details, dict) else None
-    return ErrorRecord(message, traceback if isinstance(traceback, str) else "", content)
+    details = details if isinstance(details, dict) else {}
+    traceback = details.get("py_callstack")
+    return ErrorRecord(
+        message, traceback if isinstance(traceback, str) else "", content, read_origin(details.get("procgroup"))
+    )
 
 
-def write_error_file(path: Path, message: str, traceback: str) -> None:
-    """Write an error file atomically. Raises OSError."""
-    info = {"py_callstack": traceback, "timestamp": str(int(time.time()))}
-    _write(path, {"message": {"message": message, "extraInfo": info}})
+def read_origin(found: object) -> Origin | None:
+    """Return the origin that ``origin_as_json`` gave; None for anything else."""
+    if not isinstance(found, dict) or found.get("origin") not in ORIGINS:
+        return None
+    peer = found.get("peer")
+    is_rank = isinstance(peer, int) and not isinstance(peer, bool) and 0 <= peer < 1 << 31
+    return Origin(found["origin"], peer if is_rank else None)
+
+
+def origin_as_json(origin: Origin | None) -> dict[str, Any] | None:
+    """Return what is written of an origin."""
+    return None if origin is None else {"origin": origin.kind, "peer": origin.peer}
+
+
+def write_error_file(path: Path, record: ErrorRecord) -> None:
+    """Write an error file atomically; what else was in the file that was read stays. Raises OSError."""
+    given = record.content.get("message")
+    message = given if isinstance(given, dict) else {}
+    earlier = message.get("extraInfo")
+    info = {"timestamp": str(int(time.time())), **(earlier if isinstance(earlier, dict) else {})}
+    info["py_callstack"] = record.traceback
+    if record.origin is not None:
+        info["procgroup"] = origin_as_json(record.origin)
+    _write(path, {**record.content, "message": {**message, "message": record.message, "extraInfo": info}})
 
 
 def pass_on(path: Path, record: ErrorRecord | None, *, message: str, traceback: str, exit_code: int) -> None:
@@ -79,7 +110,7 @@ def pass_on(path: Path, record: ErrorRecord | None, *, message: str, traceback: 
     Raises OSError when the file cannot be written.
     """
     if record is None or not record.content:
-        write_error_file(path, message, traceback)
+        write_error_file(path, ErrorRecord(message, traceback, origin=record and record.origin))
         record = read_error_file(path)
     content = dict(record.content) if record else {}
     if isinstance(content.get("message"), dict):

@@ -8,16 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.exit_reason import OWN, PEER, Origin
 from procgroup.launch.failures import evidence
 from procgroup.launch.failures.consequence import (
     EXCEPTION_LINE,
-    blamed_rank,
     exception_name,
     is_consequence,
     says_connection_lost,
     says_peer_lost,
 )
-from procgroup.launch.failures.error_file import ErrorRecord
+from procgroup.launch.failures.error_file import ErrorRecord, origin_as_json, read_origin
 
 MAX_TEXT_BYTES = 16 * 1024
 """The largest evidence of a rank that is sent to other nodes."""
@@ -98,6 +98,9 @@ class Failure:
     @cached_property
     def is_secondary(self) -> bool:
         """Whether the rank failed because another rank or the store did."""
+        if self.origin is not None and self.origin.kind != OWN:
+            return self.origin.kind == PEER
+        # An exception that is none of procgroup's may be one of Gloo or NCCL.
         if self.exception:
             return is_consequence(evidence.exceptions(self.evidence) or [self.exception])
         if self.exit_code == -signal.SIGABRT:  # how NCCL's watchdog ends a process
@@ -105,12 +108,15 @@ class Failure:
         return self.exit_code > 0 and any(map(says_peer_lost, self.evidence.splitlines()))
 
     @property
+    def origin(self) -> Origin | None:
+        """Where the failure began, as the rank's own record has it; None where a program left none of procgroup's."""
+        return self.record.origin if self.record is not None else None
+
+    @property
     def blamed_rank(self) -> int | None:
         """The global rank that this failure names as its cause, where it is the consequence of that rank's."""
-        chain = evidence.exceptions(self.evidence) if self.exception else self.evidence.splitlines()
-        messages = chain or [self.exception]
-        found = (blamed_rank(message) for message in messages)
-        return next((rank for rank in found if rank is not None and rank != self.rank), None)
+        peer = self.origin.peer if self.origin is not None and self.origin.kind == PEER else None
+        return peer if peer != self.rank else None
 
     @property
     def reason(self) -> str:
@@ -142,6 +148,7 @@ class Failure:
             "killed_for": evidence.printable(self.killed_for)[:_MAX_REASON_CHARACTERS],
             "exception": evidence.cut_middle(evidence.printable(self.exception), _MAX_EXCEPTION_BYTES),
             "text": evidence.cut_middle(evidence.printable(self.evidence), MAX_TEXT_BYTES),
+            "procgroup": origin_as_json(self.origin),
         }
         return json.dumps(content, ensure_ascii=False)
 
@@ -159,6 +166,7 @@ class Failure:
         if not isinstance(content, dict):
             raise ValueError(f"expected a failure as a JSON object, got {text[:80]!r}")
         exception, evidence_text = _text(content, "exception"), _text(content, "text")
+        origin = read_origin(content.get("procgroup"))
         time = content.get("time")
         if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < _LONGEST_TIME:
             raise ValueError(f"expected a failure whose time is a number of seconds, got {time!r:.80}")
@@ -172,7 +180,7 @@ class Failure:
             kills=_kills(content.get("kills")),
             host=_text(content, "host").replace("\n", " ")[:255],
             node_rank=_integer(content, "node_rank", 0),
-            record=ErrorRecord(exception, evidence_text) if exception else None,
+            record=ErrorRecord(exception, evidence_text, origin=origin) if exception else None,
             killed_for=_text(content, "killed_for").replace("\n", " ")[:_MAX_REASON_CHARACTERS],
         )
 

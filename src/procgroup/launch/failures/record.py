@@ -1,4 +1,7 @@
-"""``procgroup.record``: write the exception that ends a program's main function to the error file."""
+"""The record that a rank leaves of the failure that ends it; ``procgroup.record`` lets every program leave one.
+
+It goes to the error file that the launcher has named. A process with a process group leaves one by itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from procgroup.environ import TORCHELASTIC_ERROR_FILE
-from procgroup.launch.failures.error_file import record_of, write_error_file
+from procgroup.exit_reason import Origin
+from procgroup.launch.failures.error_file import ErrorRecord, read_error_file, record_of, write_error_file
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,16 +36,28 @@ def record(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*arguments, **named)
         except Exception as error:
-            _keep(error)
+            leave(error)
             raise
 
     return recorded
 
 
-def _keep(error: Exception) -> None:
-    path = TORCHELASTIC_ERROR_FILE.get()
-    if not path:
+def leave(error: Exception) -> None:
+    """Write the record of the exception that ends this process, where a launcher wants one; never raises OSError."""
+    _write(record_of(error))
+
+
+def leave_text(message: str, origin: Origin) -> None:
+    """Write the record of a process that ends with an error's status and without an exception."""
+    _write(ErrorRecord(message, origin=origin))
+
+
+def _write(record: ErrorRecord) -> None:
+    name = TORCHELASTIC_ERROR_FILE.get()
+    if not name:
         return
-    kept = record_of(error)
+    path = Path(name)
+    there = read_error_file(path)
+    is_there = there is not None and there.message == record.message  # torch's @record has written it
     with contextlib.suppress(OSError):
-        write_error_file(Path(path), kept.message, kept.traceback)
+        write_error_file(path, there._replace(origin=record.origin) if there is not None and is_there else record)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from procgroup.exit_reason import Origin
 from procgroup.launch.failures.error_file import ErrorRecord, record_of
 from procgroup.launch.ranks.die_with_parent import die_with_parent, die_with_writer
 from procgroup.process_end import note_exception
@@ -71,7 +72,8 @@ def send_report(connection: Connection, error: BaseException) -> None:
     """Send the report of an exception; long texts are cut in the middle."""
     raised_at = time.monotonic()
     record = record_of(error, MAX_TEXT_BYTES)
-    texts = (str(raised_at), record.message, record.traceback)
+    kind, peer = record.origin or Origin()
+    texts = (str(raised_at), record.message, record.traceback, kind, "" if peer is None else str(peer))
     connection.send_bytes(b"\0".join(text.replace("\0", "?").encode(errors="replace") for text in texts))
 
 
@@ -80,7 +82,8 @@ def receive_report(connection: Connection) -> Report | None:
     try:
         if not connection.poll():
             return None
-        raised_at, message, traceback = connection.recv_bytes().decode().split("\0")
-        return Report(float(raised_at), ErrorRecord(message, traceback))
+        raised_at, message, traceback, kind, peer = connection.recv_bytes().decode().split("\0")
+        origin = Origin(kind, int(peer) if peer else None)
+        return Report(float(raised_at), ErrorRecord(message, traceback, origin=origin))
     except (EOFError, OSError, ValueError):
         return None
