@@ -115,6 +115,9 @@ void bind_flight_record(nb::module_& module) {
   module.def("request_stack", &request_stack, "path"_a);
   module.def("report", &report_progress, "text"_a);
   module.def(
-      "install_stack_signal", [](int number, int file) { StackSampler::of_process().install(number, file); },
-      "number"_a, "file"_a);
+      "install_stack_signal",
+      [](int number, int file, std::string left_out) {
+        StackSampler::of_process().install(number, file, std::move(left_out));
+      },
+      "number"_a, "file"_a, "left_out"_a);
 }

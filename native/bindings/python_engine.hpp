@@ -140,7 +140,10 @@ class PythonEngine {
     for (const std::shared_ptr<Issued>& issued : issued_)
       if (issued->callback.is_valid() && issued->is_completed()) due.push_back(std::move(issued->callback));
     sweep();
-    for (const nb::object& callback : due) callback();
+    for (const nb::object& callback : due) {
+      const OwnThreads::Ending ending;
+      callback();
+    }
     return !last;
   }
 

@@ -108,6 +108,32 @@ class RankThreads {
   std::unordered_set<uint64_t> threads_;  // Python never gives a number again
 };
 
+// Threads of procgroup's own, which make calls only while they have work, such as callbacks to run once calls have
+// completed: as long as there is any, and not before, they count as others. Under the interpreter's lock.
+class OwnThreads {
+ public:
+  // Of one piece of work.
+  struct Ending {
+    Ending() = default;
+    Ending(const Ending&) = delete;
+    ~Ending() { of_process().add_work(-1); }
+  };
+
+  static OwnThreads& of_process() {
+    static OwnThreads threads;
+    return threads;
+  }
+  void add_this() { threads_.insert(PyThreadState_GetID(PyThreadState_Get())); }
+  bool has(PyThreadState* thread) const { return threads_.contains(PyThreadState_GetID(thread)); }
+  void add_work(int pieces) { work_ += pieces; }
+  bool have_work() const { return work_ > 0; }
+  void forget() { *this = {}; }  // in a forked child, which has none of them
+
+ private:
+  std::unordered_set<uint64_t> threads_;  // as above
+  int work_ = 0;
+};
+
 // Set for good where threads that Python does not know before may make calls: none shows in Python's list of threads.
 inline std::atomic<bool> unknown_threads_may_call{false};
 
@@ -143,6 +169,8 @@ class PythonRuntime final : public LanguageRuntime {
     return getitimer(ITIMER_REAL, &alarm) != 0 || alarm.it_value.tv_sec != 0 || alarm.it_value.tv_usec != 0;
   }
   bool others_run() const {
+    const OwnThreads& own = OwnThreads::of_process();
+    if (own.have_work()) return true;
 #ifdef Py_LIMITED_API
     if (!PyInterpreterState_Head || !PyInterpreterState_Next || !PyInterpreterState_ThreadHead || !PyThreadState_Next)
       return true;  // unknown: no deadlock is reported, and calls end at their deadlines
@@ -150,7 +178,8 @@ class PythonRuntime final : public LanguageRuntime {
     for (PyInterpreterState* one = PyInterpreterState_Head(); one != nullptr; one = PyInterpreterState_Next(one))
       for (PyThreadState* thread = PyInterpreterState_ThreadHead(one); thread != nullptr;
            thread = PyThreadState_Next(thread))
-        if (thread != PyThreadState_Get() && !(ranks_ != nullptr && ranks_->has(thread))) return true;
+        if (thread != PyThreadState_Get() && !own.has(thread) && !(ranks_ != nullptr && ranks_->has(thread)))
+          return true;
     return false;
   }
 

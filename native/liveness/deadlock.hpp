@@ -6,7 +6,8 @@
 //     the awaited member does not make yet;
 //   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: a caller
 //   that sets a short one may intend to continue;
-//   - no other thread runs Python in this process (ranks that are threads: none but theirs and those that await them);
+//   - no other thread runs Python in this process (ranks that are threads: none but theirs and those that await them;
+//   procgroup's own count while they have work);
 //   - what else is pending ends the wait of no other rank: no collective, no transfer of another backend, and no
 //   receive that a large message could match, see below;
 //   - no message to this rank is unread, and none from it unwritten.

@@ -32,14 +32,9 @@ std::string describe_call(const Record& record, uint64_t asking, const FindGroup
   return text + ")" + at;
 }
 
-// Whether a frame is the program's own, and neither Python's, nor a library's, nor procgroup's, of which these packages
-// make calls. The program may be in a folder that is named procgroup, too.
+// Whether a frame is the program's own, and neither Python's nor a library's. Stacks have none of procgroup's.
 bool is_program(const std::string& line) {
-  if (line.find("/lib/python3") != std::string::npos || line.find("<frozen ") != std::string::npos) return false;
-  for (const char* package : {"api/", "backends/", "functional/", "groups/", "parallel/", "process_end.py",
-                              "rendezvous/", "stores/", "testing/", "torch_plugin/"})
-    if (line.find(std::string("/procgroup/") + package) != std::string::npos) return false;
-  return true;
+  return line.find("/lib/python3") == std::string::npos && line.find("<frozen ") == std::string::npos;
 }
 
 // `  File "/home/me/data.py", line 88 in load` as "load (data.py:88)"; empty when it is no such line.

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <sstream>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/futex.hpp"
@@ -28,6 +30,16 @@ void take(int signal, siginfo_t* information, void* context) {
   futex_wake_all(taken);
 }
 
+// Of a stack as faulthandler writes it.
+std::string without_frames_of(const std::string& left_out, const std::string& stack) {
+  if (left_out.empty()) return stack;
+  std::string kept;
+  std::istringstream lines(stack);
+  for (std::string line; std::getline(lines, line);)
+    if (!line.starts_with("  File \"" + left_out)) kept += line + "\n";
+  return kept;
+}
+
 }  // namespace
 
 StackSampler& StackSampler::of_process() {
@@ -35,7 +47,7 @@ StackSampler& StackSampler::of_process() {
   return sampler;
 }
 
-void StackSampler::install(int signal, int file) {
+void StackSampler::install(int signal, int file, std::string left_out) {
   const std::lock_guard lock(mutex_);
   if (sigaction(signal, nullptr, &python_handler) != 0) return;
   if ((python_handler.sa_flags & SA_SIGINFO) == 0 &&
@@ -47,6 +59,7 @@ void StackSampler::install(int signal, int file) {
   if (sigaction(signal, &ours, nullptr) != 0) return;
   signal_ = signal;
   file_ = file;
+  left_out_ = std::move(left_out);
 }
 
 // Without a handler the signal would end the process.
@@ -70,7 +83,7 @@ std::string StackSampler::sample(pid_t thread) {
   std::string text(kMostBytes, '\0');
   const ssize_t bytes = pread(file_, text.data(), text.size(), 0);
   text.resize(bytes > 0 ? static_cast<size_t>(bytes) : 0);
-  return text;
+  return without_frames_of(left_out_, text);
 }
 
 }  // namespace procgroup

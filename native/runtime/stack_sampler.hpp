@@ -24,8 +24,9 @@ class StackSampler {
   // The one of this process: handlers belong to processes.
   static StackSampler& of_process();
 
-  // Python's handler for `signal` writes to `file`, which stays open.
-  void install(int signal, int file);
+  // Python's handler for `signal` writes to `file`, which stays open. Frames of the files whose path begins with
+  // `left_out` are left out of the stacks, unless that is empty.
+  void install(int signal, int file, std::string left_out = "");
 
   // The text of the stack; empty where the thread has ended or does not take the signal within 0.1 s, or where the
   // program has given the signal another handler.
@@ -38,6 +39,7 @@ class StackSampler {
   std::mutex mutex_;  // guards the members below
   int signal_ = 0;
   int file_ = -1;
+  std::string left_out_;
 };
 
 }  // namespace procgroup

@@ -3,7 +3,8 @@
 The stack is taken when another rank has waited for this one for some seconds; until then nothing is sent. Python's
 faulthandler writes it, in the thread itself, so that it works while the thread sleeps, computes, or is in C code that
 holds the interpreter's lock. A system call of the thread is restarted; those that the kernel cannot restart end with
-EINTR, which Python handles, and C code should. See native/runtime/stack_sampler.hpp.
+EINTR, which Python handles, and C code should. Frames of procgroup are left out: they say nothing of the program.
+See native/runtime/stack_sampler.hpp.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+from pathlib import Path
 
 from procgroup import _native, environ
 
@@ -31,7 +33,7 @@ def install() -> None:
     _installed_in = os.getpid()
     file = os.memfd_create("procgroup-stack", os.MFD_CLOEXEC)
     faulthandler.register(number, file=file, all_threads=False)
-    _native.install_stack_signal(number, file)
+    _native.install_stack_signal(number, file, f"{Path(__file__).parent}/")
 
 
 def _free_signal() -> int | None:

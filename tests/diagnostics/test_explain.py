@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def explain(directory: Path, *flags: str) -> tuple[int, str]:
 def load_batch(fault: str) -> None:
     if fault == "sleeps":
         time.sleep(60)
+    elif fault == "waits at a store":
+        dist.HashStore().wait(["never set"], timedelta(seconds=60))
     elif fault == "computes":
         while True:
             pass
@@ -79,7 +82,8 @@ def sentence(tmp_path: Path, *fragments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("fault", "transport"), [("sleeps", "shm"), ("sleeps", "tcp"), ("computes", "shm"), ("holds the lock", "tcp")]
+    ("fault", "transport"),
+    [("sleeps", "shm"), ("sleeps", "tcp"), ("computes", "shm"), ("holds the lock", "tcp"), ("waits at a store", "shm")],
 )
 def test_a_late_rank_is_named_with_its_line_and_those_who_wait(tmp_path: Path, fault: str, transport: str) -> None:
     place, fragment = rf"load_batch at {HERE}, called by train at {HERE}", "it is in load_batch"

@@ -158,7 +158,21 @@ def a_rank_is_late(rank: int, peer: int) -> None:
     pending.wait()
 
 
-SOUND = [a_thread_sends, a_short_limit_ends_the_wait, an_alarm_sends, a_rank_is_late]
+def a_callback_sends(rank: int, peer: int) -> None:
+    """The receive's callback answers, on a thread of procgroup's, the message that the other rank waits for."""
+    got = np.zeros(1)
+    if rank % 2:
+        time.sleep(LONG)
+        dist.send(got, peer, tag=1)
+        dist.recv(got, peer, tag=2)
+        dist.send(got, peer, tag=3)
+        return
+    pending: Any = dist.irecv(np.zeros(1), peer, tag=1)
+    pending.get_future().add_done_callback(lambda _: (time.sleep(LONG), dist.send(np.ones(1), peer, tag=2)))
+    dist.recv(got, peer, tag=3)
+
+
+SOUND = [a_callback_sends, a_thread_sends, a_short_limit_ends_the_wait, an_alarm_sends, a_rank_is_late]
 
 
 def sound_programs(rank: int, size: int) -> None:
@@ -258,6 +272,22 @@ def send_twice_on_hosts(rank: int, size: int, hosts: list[int] | None) -> None:
 @pytest.mark.parametrize("hosts", [None, [0, 1]], ids=["one host", "two hosts"])
 def test_a_send_by_another_backend_may_go_on_when_the_receiver_has_it_and_has_left(hosts: list[int] | None) -> None:
     run(send_twice_on_hosts, 1, args=(hosts,))
+
+
+def wait_after_a_callback(rank: int, size: int) -> dict[str, Any]:
+    dist.init_process_group(timeout=60)
+    has_run = threading.Event()
+    sent: Any = dist.all_reduce(np.ones(3), async_op=True)
+    sent.get_future().add_done_callback(lambda _: has_run.set())
+    sent.wait()
+    assert has_run.wait(20)
+    return caught(lambda: dist.recv(np.zeros(3), 1 - rank))
+
+
+@transports
+def test_a_thread_of_procgroup_that_waits_for_work_ends_no_wait(transport: str) -> None:
+    found = run(wait_after_a_callback, 2, timeout=40, environment=on(transport))
+    assert [one["waits"] for one in found] == [{0: "recv from 1", 1: "recv from 0"}] * 2
 
 
 def wait_after_a_compiled_call(rank: int, size: int) -> str:

@@ -324,3 +324,16 @@ def test_abort_on_one_rank_ends_the_calls_of_the_others() -> None:
         assert outcome.error is None, outcome.traceback
         assert "rank 1" in outcome.value["text"]
         assert float(outcome.value["took"]) < 15.0, "half of the timeout"
+
+
+def wait_for_each_other_after_a_step(rank: int, size: int) -> str:
+    import torch
+
+    dist = join(60)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    return seen(lambda: dist.recv(torch.ones(1), 1 - rank))["kind"]
+
+
+def test_a_deadlock_is_found_also_after_a_step_of_stock_ddp() -> None:
+    assert run(wait_for_each_other_after_a_step, 2) == ["Deadlock", "Deadlock"]

@@ -92,7 +92,7 @@ void a_stack_is_described_by_its_innermost_frames() {
         "in wait (threading.py:324), called by main (train.py:20)");
   CHECK(describe_stack("  File \"/home/me/data.py\", line 88 in load") == "in load (data.py:88)");
   CHECK(describe_stack("  File \"/usr/lib/python3.11/threading.py\", line 324 in wait\n"
-                       "  File \"/opt/procgroup/groups/work.py\", line 3 in wait\n"
+                       "  File \"/usr/lib/python3.11/queue.py\", line 3 in wait\n"
                        "  File \"/home/me/procgroup/train.py\", line 7 in main") ==
         "in wait (threading.py:324), called by main (train.py:7)");
   CHECK(describe_stack("").empty() && describe_stack("  File \"unfinished").empty());

@@ -215,7 +215,7 @@ void a_stopped_process_is_said_to_be_stopped() {
 // As Python's faulthandler: writes the stack of the thread that runs it.
 int stacks = -1;
 void write_stack(int) {
-  const std::string_view text = "  File \"data.py\", line 88 in load\n";
+  const std::string_view text = "  File \"/own/print.py\", line 7 in show\n  File \"data.py\", line 88 in load\n";
   CHECK(write(stacks, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
 }
 
@@ -223,7 +223,7 @@ void the_stack_of_a_busy_thread_is_taken() {
   CHECK(StackSampler::of_process().sample(getpid()).empty());  // without a handler the signal would end the process
   stacks = memfd_create("stacks", MFD_CLOEXEC);
   signal(SIGRTMAX, write_stack);
-  StackSampler::of_process().install(SIGRTMAX, stacks);
+  StackSampler::of_process().install(SIGRTMAX, stacks, "/own/");
   std::atomic<bool> stop{false};
   std::atomic<pid_t> number{0};
   std::thread busy([&] {

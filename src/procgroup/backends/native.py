@@ -6,6 +6,7 @@ The calls of a group are methods of the native group: each enters C++ once, whic
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import threading
 from collections.abc import Collection, Sequence
@@ -56,6 +57,9 @@ def connect(
     job = hashlib.sha256(b"procgroup job\0" + data_key).hexdigest()[:10]
     engine, group, hosts = _connect(mesh, group_name, environ.PROCGROUP_TRANSPORT.get(), global_ranks, job)
     return NativeBackend(engine, group, hosts, name=name, group_name=group_name, global_ranks=global_ranks)
+
+
+os.register_at_fork(after_in_child=_native.forget_own_threads)
 
 
 def alone(*, name: str = "procgroup", group_name: str = "default") -> NativeBackend:
@@ -149,6 +153,7 @@ class NativeBackend(EngineGroup):
             engine = self._engine
 
             def run() -> None:
+                _native.add_own_thread()
                 while engine.run_completions(0.5):
                     pass
 

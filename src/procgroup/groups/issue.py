@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from procgroup import _native
 from procgroup.errors import DistBackendError, DistError
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Deferral:
             return
         with self._changed:
             self._deferred.append(issue)
+            _native.add_own_work(1)
             self._deadline = max(self._deadline, time.monotonic() + seconds)
             self._changed.notify_all()
             if not self._is_running:
@@ -148,11 +150,13 @@ class Deferral:
             return self._changed.wait_for(lambda: not self._deferred, max(limit, 0.0))
 
     def _work(self) -> None:
+        _native.add_own_thread()
         self._thread = threading.get_ident()
         while self._wait_for_next():
             self._deferred[0]()
             with self._changed:
                 self._deferred.popleft()
+                _native.add_own_work(-1)
                 self._changed.notify_all()
 
     def _wait_for_next(self) -> bool:

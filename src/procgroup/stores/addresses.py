@@ -55,6 +55,9 @@ def _reachable(address: str) -> str:
 
 
 def _call_resolver(host: str, found: queue.SimpleQueue[list[str]]) -> None:
+    from procgroup import _native
+
+    _native.add_own_thread()
     try:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

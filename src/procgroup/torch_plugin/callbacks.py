@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from procgroup import log, log_handler  # noqa: F401 - torch has imported logging: now, for forked ranks, too
+from procgroup import _native, log, log_handler  # noqa: F401 - torch has imported logging: now, for forked ranks, too
 from procgroup.process_end import SILENT_SECONDS, at_process_end
 
 Task = Callable[[], object]
@@ -35,6 +35,7 @@ class _Threads:
     def run(self, task: Task) -> None:
         with self._changed:
             self._unfinished += 1
+            _native.add_own_work(1)
             if self._idle > len(self._tasks):
                 self._tasks.append(task)
                 self._changed.notify()
@@ -47,6 +48,7 @@ class _Threads:
             return self._changed.wait_for(lambda: not self._unfinished, seconds)
 
     def _work(self, first: Task) -> None:
+        _native.add_own_thread()
         task: Task | None = first
         while task is not None:
             task()
@@ -55,6 +57,7 @@ class _Threads:
     def _next(self) -> Task | None:
         with self._changed:
             self._unfinished -= 1
+            _native.add_own_work(-1)
             if not self._unfinished:
                 self._changed.notify_all()
             self._idle += 1

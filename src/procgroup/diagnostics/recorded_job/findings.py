@@ -16,21 +16,8 @@ from procgroup.exit_reason import CALL, OWN
 # A live rank that has waited no longer than this is no finding: every rank waits a little.
 _USUAL_SECONDS = 1.0
 
-# Where frames are that are not the program's own: of Python, of libraries, and of procgroup's packages that make calls.
-# The program may be in a folder that is named procgroup, too.
-_OWN = [
-    "api/",
-    "backends/",
-    "functional/",
-    "groups/",
-    "parallel/",
-    "process_end.py",
-    "rendezvous/",
-    "stores/",
-    "testing/",
-    "torch_plugin/",
-]
-_LIBRARIES = ("/lib/python3", "/site-packages/", "<frozen ", *(f"/procgroup/{name}" for name in _OWN))
+# Where frames are that are not the program's own. Stacks have none of procgroup's.
+_LIBRARIES = ("/lib/python3", "/site-packages/", "<frozen ")
 
 
 class Finding(NamedTuple):

@@ -89,10 +89,17 @@ def on_preemption(callback: Callable[[float], object]) -> None:
 
 
 def _watch() -> None:
+    from procgroup import _native  # which the launcher has no need of
+
+    _native.add_own_thread()
     while (seconds := preempted()) is None:
         time.sleep(_LOOK_SECONDS)
-    while _callbacks:
-        _callbacks.pop(0)(seconds)
+    _native.add_own_work(1)
+    try:
+        while _callbacks:
+            _callbacks.pop(0)(seconds)
+    finally:
+        _native.add_own_work(-1)
 
 
 def _mapped() -> mmap.mmap | None:
