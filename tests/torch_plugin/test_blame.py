@@ -79,6 +79,15 @@ def test_the_rank_that_raised_failed_first(tmp_path: Path) -> None:
     assert explained(tmp_path).startswith("rank 1 failed: ValueError: the cause")
 
 
+def test_the_sentence_comes_last_and_is_reported_once(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "procgroup", "run", "-n", "3", end=int(signal.SIGKILL))
+    assert "At:" not in done.stderr and "torch_plugin" not in done.stderr
+    report = [line for line in done.stderr.splitlines() if not line.startswith("[rank")]
+    assert "".join(report).count("all_reduce #") <= 1, "none where the launcher has ended the others"
+    of_ranks = [line for line in done.stderr.splitlines() if line.startswith("[rank 0]")]
+    assert of_ranks[-1].endswith("Look at that rank's own output for the cause."), done.stderr
+
+
 def test_a_rank_that_handles_the_loss_and_ends_with_a_status_of_its_own_failed_after_it(tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "procgroup", "run", "-n", "2", end="handled")
     assert done.returncode == 1

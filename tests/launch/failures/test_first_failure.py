@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from procgroup.exit_reason import PEER, Origin
+from procgroup.exit_reason import CALL, PEER, Origin
 from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import describe, first_failure
@@ -137,6 +137,25 @@ def test_the_report_names_hosts_where_they_differ() -> None:
         "ranks 1-3, 6 were ended by the launcher",
         "rank 4 (beta, pid 104) failed first: ValueError: x",
     ]
+
+
+def test_what_many_ranks_say_is_reported_once() -> None:
+    cause = failure(1, traceback("ValueError: x"))
+    lines = describe([*(blaming(rank, failed(1), 1) for rank in (0, 2, 3)), cause], [], [], "alpha").splitlines()
+    assert lines[0] == f"ranks 0, 2, 3 failed after that, having lost rank 1: {failed(1)}"
+    assert lines[1] == "rank 1 (alpha, pid 101) failed first: ValueError: x"
+
+
+def test_an_error_that_all_ranks_of_a_call_raise_is_reported_once_whatever_its_type() -> None:
+    message = "RuntimeError: Got the following error when running the callback: CollectiveMismatch: ..."
+    record = ErrorRecord(message, traceback(message), origin=Origin(CALL))
+    failures = [failure(rank, "", float(rank), record=record) for rank in range(4)]
+    text = describe(failures, [], [], "alpha")
+    assert text.splitlines()[:2] == [
+        "ranks 1-3 failed after that: the same RuntimeError",
+        "rank 0 (alpha, pid 100) failed first: RuntimeError",
+    ]
+    assert text.endswith(f"{message}\n") and text.count(message) == 1
 
 
 def test_a_reason_is_one_line_of_bounded_length() -> None:

@@ -10,11 +10,12 @@ a rank names the rank that it lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procgroup.environ import TORCHELASTIC_ERROR_FILE
+from procgroup.exit_reason import CALL
 from procgroup.launch.failures.error_file import pass_on
 from procgroup.launch.failures.evidence import TRACEBACK_HEADER
 from procgroup.launch.failures.failure import Failure
@@ -23,9 +24,6 @@ from procgroup.launch.output.rank_ranges import format_ranks
 if TYPE_CHECKING:
     from procgroup.launch.output.job_output import JobOutput
     from procgroup.launch.ranks.worker_group import WorkerGroup
-
-# Errors that all ranks of a call raise, with texts that differ in the order of the ranks only.
-_SHARED = frozenset({"CollectiveMismatch", "Deadlock"})
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
@@ -83,13 +81,13 @@ def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[i
     """
     first = first_failure(failures)
     others = sorted((failure for failure in failures if failure is not first), key=_node_and_time)
-    lines = [f"{_place_after(other, first)} failed after that: {_reason_after(other, first)}\n" for other in others]
+    lines = [f"{line}\n" for line in _after(others, first)]
     if ended:
         lines.append(f"{_ranks(ended, 'was', 'were')} ended by the launcher\n")
     if left and first.is_secondary:
         lines.append(f"{_ranks(left, 'had', 'had')} ended with exit status 0\n")
     evidence = first.evidence
-    is_in_evidence = TRACEBACK_HEADER in evidence and first.exception_name in _SHARED  # a long text
+    is_in_evidence = TRACEBACK_HEADER in evidence and _is_of_a_call(first)  # a long text
     reason = first.exception_name if is_in_evidence else first.reason
     lines.append(f"rank {first.rank} ({first.host or host}, pid {first.pid}) failed first: {reason}\n")
     return "".join(lines) + (evidence if not evidence or evidence.endswith("\n") else evidence + "\n")
@@ -117,15 +115,33 @@ def _node_and_time(failure: Failure) -> tuple[int, float]:
     return failure.node_rank, failure.time
 
 
+def _after(others: Sequence[Failure], first: Failure) -> Iterator[str]:
+    """Give a line for each failure that came after the first one, and one for all that tell the same."""
+    same = [other for other in others if other.exception_name == first.exception_name]
+    of_call = [other for other in same if _is_of_a_call(other) and _is_of_a_call(first)]
+    of_loss = [other for other in others if other.blamed_rank == first.rank]
+    if of_call:
+        yield f"{_name_ranks(of_call)} failed after that: the same {first.exception_name}"
+    if len(of_loss) > 1:
+        yield f"{_name_ranks(of_loss)} failed after that, having lost rank {first.rank}: {of_loss[0].reason}"
+    for other in others:
+        if other not in of_call and (len(of_loss) < 2 or other not in of_loss):
+            yield f"{_place_after(other, first)} failed after that: {other.reason}"
+
+
+def _is_of_a_call(failure: Failure) -> bool:
+    """Tell whether a rank failed in a call whose ranks all raise one error, by its record: their texts say the same."""
+    return failure.origin is not None and failure.origin.kind == CALL
+
+
+def _name_ranks(failures: Sequence[Failure]) -> str:
+    ranks = sorted(failure.rank for failure in failures)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
+
+
 def _place_after(failure: Failure, first: Failure) -> str:
     where = f"{failure.host}, " if failure.host != first.host else ""
     return f"rank {failure.rank} ({where}pid {failure.pid})"
-
-
-def _reason_after(failure: Failure, first: Failure) -> str:
-    """Return why another rank failed, without a text that the report prints for the first failure."""
-    name = failure.exception_name
-    return f"the same {name}" if name == first.exception_name and name in _SHARED else failure.reason
 
 
 def _ranks(ranks: Sequence[int], one: str, many: str) -> str:
