@@ -120,6 +120,7 @@ nb::object build_exception(const Failure& failure, nb::dict data) {
       data["pid"] = failure.pid;
       data["host"] = failure.host;
       data["how"] = failure.reason;
+      data["left"] = failure.left;
       break;
     case Failure::Kind::kFailed:
       type = "PeerFailed";

@@ -170,7 +170,13 @@ PeerStatus Engine::peer_status(int peer) const { return peers_[index(peer)]->sta
 Failure Engine::loss(int peer_rank) const {
   const Peer& peer = *peers_[index(peer_rank)];
   if (std::optional<Failure> failure = exit_failure(peer_rank, false)) return *std::move(failure);
-  return {.kind = Failure::Kind::kLost, .peer = peer_rank, .pid = peer.pid, .host = peer.host, .reason = peer.how};
+  const bool left = peer_status(peer_rank) == PeerStatus::kLeft;
+  return {.kind = Failure::Kind::kLost,
+          .peer = peer_rank,
+          .pid = peer.pid,
+          .host = peer.host,
+          .reason = peer.how,
+          .left = left};
 }
 
 void Engine::identify(Failure& failure, int peer_rank) const {

@@ -149,7 +149,7 @@ std::optional<Failure> Group::posted(int member) const {
 Failure Group::left_before(int member) const {
   const int peer = options_.members[index(member)];
   std::optional<Failure> failure = engine_.exit_failure(peer, false);
-  if (!failure) failure = Failure{.kind = Failure::Kind::kLost, .reason = kLeftBefore};
+  if (!failure) failure = Failure{.kind = Failure::Kind::kLost, .reason = kLeftBefore, .left = true};
   engine_.identify(*failure, peer);
   failure->peer = member;
   return *std::move(failure);

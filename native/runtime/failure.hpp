@@ -27,6 +27,7 @@ struct Failure {
   // then for each of `relays`
   std::vector<std::string> calls{};
   std::string note{};  // what this rank knows beside that, and other ranks need not: a clause for its own error
+  bool left = false;   // kLost: whether that rank has left in order, as far as this one has seen it itself
   bool wrote = false;  // whether the call may have written to an array of its caller
   // kFailed: what failed on that rank; kFailed itself is an error of its program, or a breach of the protocol. Then
   // `call` and `seconds` are that rank's, and so is `missing`, to which ranks whose calls a timeout ended add those

@@ -40,6 +40,10 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status. Only the module of that command is imported."""
+    return run_command(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if name in ("-h", "--help", "help"):
         print(_help())
@@ -50,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"procgroup: {_unknown(name, rest)}", file=sys.stderr)
         return 2
-    return run_command(lambda: importlib.import_module(COMMANDS[name].module).main(rest))
+    status: int = importlib.import_module(COMMANDS[name].module).main(rest)
+    return status
 
 
 def run() -> int:

@@ -185,16 +185,17 @@ class PeerLost(OperationError):
     """The process of a rank has ended, or the rank has left the group.
 
     ``peer`` is its group rank, ``global_peer`` its global rank, ``pid`` its process, ``host`` the name of its host if
-    that is another host than this rank's, ``how`` says how it ended.
+    that is another host than this rank's, ``how`` says how it ended, ``left`` whether that was in order.
     """
 
-    def __init__(self, *, peer: int, pid: int, how: str, host: str = "", **call: Any) -> None:
+    def __init__(self, *, peer: int, pid: int, how: str, host: str = "", left: bool = False, **call: Any) -> None:
         self.peer = peer
         self.global_peer: int = global_rank(peer, call)
         self.ended_by: int | None = self.global_peer
         self.pid = pid
         self.host = host
         self.how = how
+        self.left = left
         super().__init__(*failure_text.lost(peer, pid, how, host, call), **call)
 
 

@@ -182,6 +182,8 @@ def test_stragglers_are_in_a_table_and_a_job_that_ended_well_is_said_to(tmp_path
     text = file.read_text()
     assert re.search(r'<ul class="findings" [^>]*>\n<li>all 2 ranks of job \w+ left in order</li>', text)
     assert re.search(r'<td class="number">1</td><td>all_reduce</td><td>\d+ of 20 calls</td>', text)
+    name = Path(sys.argv[0]).name
+    assert f"<title>{name}: procgroup explain</title>" in text and f"<h1>{name}</h1>" in text
 
 
 @in_a_browser

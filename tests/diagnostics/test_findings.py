@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from procgroup.diagnostics.recorded_job import stragglers
 from procgroup.diagnostics.recorded_job.findings import Finding, find
 from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
 
@@ -63,3 +66,23 @@ def test_where_no_gpu_has_finished_a_call_any_may_be_stuck() -> None:
     assert late.ranks == (0, 1, 2)
     assert late.sentence.startswith("the GPUs of ranks 0, 1, 2 have not finished broadcast #2")
     assert "one of them is stuck, before this call or in it" in late.sentence
+
+
+def waiting_for_rank_1(calls: int) -> list[stragglers.Straggler]:
+    """What is said of a job whose rank 1 begins each call half a second after the others, so often."""
+    numbers = range(1, calls + 1)
+    return stragglers.costly(
+        stragglers.find(job(*[[call(n, "completed", 2.0 * n + rank / 2) for n in numbers] for rank in (0, 1, 0)]))
+    )
+
+
+def test_a_rank_that_is_last_in_a_few_calls_is_no_straggler() -> None:
+    assert not waiting_for_rank_1(9)
+    assert [one.rank for one in waiting_for_rank_1(10)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.000458, "458 us"), (0.01234, "12.3 ms"), (1.0, "1 s"), (12.345, "12.3 s")]
+)
+def test_short_waits_are_in_a_unit_of_their_size(seconds: float, text: str) -> None:
+    assert stragglers.waiting_time(seconds) == text

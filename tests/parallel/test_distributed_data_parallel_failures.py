@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -353,3 +354,26 @@ def test_without_torch_the_package_can_be_imported_and_its_use_says_what_to_inst
         "except AttributeError: pass\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=55)
+
+
+UNEVEN = """
+import procgroup as dist, torch
+from procgroup.parallel import DistributedDataParallel
+
+dist.init_process_group()
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+for step in range(3 + (dist.get_rank() == 0)):
+    model(torch.ones(1, 2)).sum().backward()
+dist.destroy_process_group()
+"""
+
+
+def test_who_has_a_batch_more_learns_of_join(tmp_path: Path) -> None:
+    program = tmp_path / "uneven.py"
+    program.write_text(UNEVEN)
+    command = [sys.executable, "-m", "procgroup", "run", "-n", "2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert (
+        "Does that rank have fewer batches? With inputs of uneven lengths, train in: with model.join():" in done.stderr
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -68,3 +69,10 @@ def test_python_in_front_of_the_script_is_refused_in_words(tmp_path: Path) -> No
     done = world.run_command([sys.executable, "-m", "procgroup", "run", "python", "a.py"], directory=tmp_path)
     assert done.returncode == 2
     assert "give the script without python" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["capabilities", "explain --list", "--help", "run --help"])
+def test_a_command_whose_reader_has_ended_ends_without_a_traceback(command: str, tmp_path: Path) -> None:
+    line = f"{sys.executable} -m procgroup {command} | true; exit ${{PIPESTATUS[0]}}"
+    done = world.run_command(["bash", "-c", f"sleep 0; {line}"], environment={"PROCGROUP_RECORD_DIR": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

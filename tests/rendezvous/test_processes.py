@@ -200,3 +200,13 @@ def test_a_missing_rank_is_named_on_all_sides_after_the_timeout(tmp_path: Any) -
             assert sorted(outcome.error.joined) == [0, 2]
         assert "waiting for rank 1 of 3 (joined: 0@" in outcomes[0].output
         assert "waiting for" not in outcomes[1].output
+
+
+def test_a_rank_0_that_is_started_twice_is_named() -> None:
+    place = f"127.0.0.1:{free_port()}"
+    store = next(rendezvous(f"tcp://{place}", 0, 2, timeout=5))[0]
+    command = [sys.executable, "-c", JOIN, f"tcp://{place}", "0", "2", "2"]
+    done = run_command(command, timeout=20)
+    assert "RendezvousConflict: rank 0 is there already: " in done.stderr, done.stderr
+    assert f"pid {os.getpid()} hosts the store at {place}" in done.stderr
+    store.close()

@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any
 
 from procgroup import exit_reason, log, process_end
-from procgroup.api import order_of_ends
 from procgroup.environ import TORCHELASTIC_ERROR_FILE
 from procgroup.errors import DistError
 from procgroup.exit_reason import ExitReason
@@ -190,6 +189,8 @@ def _end_after_the_cause() -> None:
 
         record.leave_text(lost.text, origin)
     if lost is not None and origin.kind == exit_reason.PEER and origin.peer in (None, lost.rank):
+        from procgroup.api import order_of_ends
+
         order_of_ends.let_end_first(lost)
 
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from procgroup import _native
 from procgroup.errors import DistBackendError, DistError
 
 if TYPE_CHECKING:
@@ -132,6 +131,8 @@ class Deferral:
         if at_once and not self._deferred:
             issue()
             return
+        from procgroup import _native  # loaded with the engine
+
         with self._changed:
             self._deferred.append(issue)
             _native.add_own_work(1)
@@ -150,6 +151,8 @@ class Deferral:
             return self._changed.wait_for(lambda: not self._deferred, max(limit, 0.0))
 
     def _work(self) -> None:
+        from procgroup import _native
+
         _native.add_own_thread()
         self._thread = threading.get_ident()
         while self._wait_for_next():

@@ -1,22 +1,42 @@
-"""Run a command with open standard streams, and end it on Ctrl-C without a traceback."""
+"""Run a command with open standard streams; end it without a traceback on Ctrl-C, or when nobody reads its output."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Run a command and return its exit status, 130 after Ctrl-C. The command imports its modules itself."""
+    """Run a command and return its exit status: 130 after Ctrl-C, 141 when the reader of its output has ended, as head.
+
+    The command imports its modules itself.
+    """
     open_standard_streams()
     try:
-        return command()
+        try:
+            return command()
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest there at its end
+        return 128 + signal.SIGPIPE
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Return whether a stream is a pipe or socket whose other end is closed."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def open_standard_streams() -> None:

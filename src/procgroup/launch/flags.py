@@ -123,6 +123,10 @@ def log_options(options: argparse.Namespace) -> LogOptions:
     )
 
 
+# Of flags in other launchers, and of the same number in spawn().
+_OTHERS_NAMES = {name: ["--nproc-per-node"] for name in ("--nprocs", "--np", "--num-processes", "--ntasks")}
+
+
 def _unknown_flag(parser: argparse.ArgumentParser, given: str) -> str:
     """Return the error for an unknown flag, with the most similar flags of the help."""
     import difflib  # needed for this sentence only
@@ -130,6 +134,10 @@ def _unknown_flag(parser: argparse.ArgumentParser, given: str) -> str:
     name = given.partition("=")[0]
     meant = name.replace("_", "-").lower()
     known = sorted(flag for flag in set(re.findall(r"(?<!\S)--?[a-z][\w-]*", parser.format_help())) if "_" not in flag)
-    close = [flag for flag in known if flag.startswith(meant)] or difflib.get_close_matches(meant, known, n=1)
+    close = (
+        [flag for flag in known if flag.startswith(meant)]
+        or _OTHERS_NAMES.get(meant)
+        or difflib.get_close_matches(meant, known, n=1)
+    )
     advice = f"did you mean {' or '.join(close)}?" if close else f"{parser.prog} --help lists the flags."
     return f"there is no flag {name}: {advice} Flags of the script follow the script's name."

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from procgroup import environ, log, types
-from procgroup.errors import DistError, DistNetworkError
+from procgroup.errors import DistError, DistNetworkError, RendezvousConflict
 from procgroup.stores.members import Member, read_member
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
@@ -48,7 +48,8 @@ LOOK_AT_RANK_0 = (
 def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
     """Return the store at host:port, connected; on rank 0, host it there, unless the launcher does.
 
-    Raises DistNetworkError when the address is taken by another program or is not reached in ``timeout``.
+    Raises DistNetworkError when the address is taken by another program or is not reached in ``timeout``, and
+    RendezvousConflict where another rank 0 of this job hosts the store.
     """
     from procgroup.stores.tcp import TCPStore
 
@@ -142,10 +143,33 @@ def host_store(host: str, port: int, limit: float) -> TCPStore:
     with _lock:
         place = (os.getpid(), host, port)
         if place not in _hosted:
-            store = TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
+            try:
+                store = TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
+            except DistNetworkError as error:
+                if (other := _other_rank_0(host, port, limit)) is None:
+                    raise
+                raise RendezvousConflict(
+                    f"rank 0 is there already: {other.process()} hosts the store at {host}:{port}, where this "
+                    f"process (pid {os.getpid()}) was to host it. Start each rank once; or choose another port "
+                    "for another job."
+                ) from error
             store.set(_HOST_KEY, Member(0, 0, socket.gethostname(), os.getpid(), secrets.token_hex(8), True).line())
             _hosted[place] = store
         return _hosted[place]
+
+
+def _other_rank_0(host: str, port: int, limit: float) -> Member | None:
+    """Return the rank 0 of this job that hosts a store there; None where something else listens, or nothing."""
+    from procgroup.stores.tcp import TCPStore
+
+    seconds = min(limit, _HOST_SECONDS)
+    with suppress(DistError):
+        store = TCPStore(host, port, is_master=False, timeout=seconds, wait_for_workers=False)
+        try:
+            return read_member(store.get(_HOST_KEY, seconds).decode(errors="replace"))
+        finally:
+            store.close()
+    return None
 
 
 def host_announced_store(host: str, limit: float) -> tuple[TCPStore, str]:

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from procgroup import _native, log, log_handler  # noqa: F401 - torch has imported logging: now, for forked ranks, too
+from procgroup import log, log_handler  # noqa: F401 - torch has imported logging: now, for forked ranks, too
 from procgroup.process_end import SILENT_SECONDS, at_process_end
 
 Task = Callable[[], object]
@@ -33,6 +33,8 @@ class _Threads:
         self._unfinished = 0
 
     def run(self, task: Task) -> None:
+        from procgroup import _native  # loaded with the group
+
         with self._changed:
             self._unfinished += 1
             _native.add_own_work(1)
@@ -48,6 +50,8 @@ class _Threads:
             return self._changed.wait_for(lambda: not self._unfinished, seconds)
 
     def _work(self, first: Task) -> None:
+        from procgroup import _native
+
         _native.add_own_thread()
         task: Task | None = first
         while task is not None:
@@ -55,6 +59,8 @@ class _Threads:
             task = self._next()
 
     def _next(self) -> Task | None:
+        from procgroup import _native
+
         with self._changed:
             self._unfinished -= 1
             _native.add_own_work(-1)

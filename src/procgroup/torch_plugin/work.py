@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as distributed
 
-from procgroup._native import Outcome
 from procgroup.arrays.untraced import untraced
 from procgroup.exit_reason import note_translated
 from procgroup.groups.future import Future
@@ -112,6 +111,8 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         self._call.get_future().add_done_callback(lambda _: callback())
 
     def _make_future(self) -> Any:
+        from procgroup._native import Outcome  # loaded with the group, and not with this package
+
         device = _gpu_of(self._outputs)
         end = torch.futures.Future(devices=None if device is None else [device])
         stream = None if device is None else self._call.stream

@@ -50,6 +50,8 @@ def test_the_short_flags_are_none_of_torchrun_s() -> None:
     [
         ("--nproc_per_nod=4", "did you mean --nproc-per-node?"),
         ("--nproc", "did you mean --nproc-per-node?"),
+        ("--nprocs=4", "did you mean --nproc-per-node?"),
+        ("--np", "did you mean --nproc-per-node?"),
         ("--logdir", "did you mean --log-dir?"),
         ("-N", "did you mean -n or -np?"),
         ("--xyz", "procgroup run --help lists the flags."),

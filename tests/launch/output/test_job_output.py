@@ -378,3 +378,12 @@ def test_a_file_gets_every_line_unless_it_is_asked_otherwise(sinks: tuple[Sink, 
         for rank in range(64):
             write(output, rank, "epoch 1\n")
     assert shown(sinks[0]).count("epoch 1\n") == 64
+
+
+def test_the_prefixes_that_ranks_write_themselves_are_removed(sinks: tuple[Sink, Sink]) -> None:
+    with JobOutput(LogOptions(), "job", sinks) as output:
+        output.begin_attempt(0, [0, 1], Place())
+        write(output, 1, "[rank1]: Traceback\n[rank1]:W1128 10:00:00 of torch's log\n[rank0]:W1128 of another\n")
+    assert shown(sinks[0]) == (
+        "[rank 1] Traceback\n[rank 1] W1128 10:00:00 of torch's log\n[rank 1] [rank0]:W1128 of another\n"
+    )

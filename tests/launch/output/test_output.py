@@ -224,7 +224,7 @@ def test_an_interrupt_is_shortened_to_one_line_and_nothing_else_is() -> None:
 
 def test_a_prefix_of_the_ranks_own_is_not_said_twice() -> None:
     sink = Sink(os.open(os.devnull, os.O_WRONLY))
-    lines = LinePrefixer("[rank 1] ", sink, own_prefix="[rank1]: ")
+    lines = LinePrefixer("[rank 1] ", sink, own_prefix="[rank1]:")
     lines.feed(b"[rank1]: Traceback (most recent call last):\n[rank1]:   File\nmine [rank1]: \n[rank2]: other\n")
     lines.feed(b"[rank1]: Value")
     lines.feed(b"Error\n")

@@ -27,7 +27,13 @@ def page(job: Job, found: Sequence[Finding]) -> str:
 </main>
 <footer>Written by procgroup explain. Times are those of the clocks of the ranks' hosts.</footer>"""
     data = timeline_data(job, first_issued(job), moment=text.now(job))
-    return Page((*TIMELINE_SCRIPTS, _START)).html(f"{job.name}: procgroup explain", body, data)
+    return Page((*TIMELINE_SCRIPTS, _START)).html(f"{_title(job)}: procgroup explain", body, data)
+
+
+def _title(job: Job) -> str:
+    """Return the name of the job's program, as in "train.py": people know the job by it."""
+    program = job.ranks[0].program.split(" ")[0]
+    return Path(program).name or job.name
 
 
 def _header(job: Job, found: Sequence[Finding]) -> str:
@@ -39,8 +45,8 @@ def _header(job: Job, found: Sequence[Finding]) -> str:
     ran = "running for" if any(rank.is_alive for rank in job.ranks) else "ran for"
     sentences = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in text.sentences(job, found))
     return f"""<header>
-<h1>{escape(job.name)}</h1>
-<p><code>{escape(job.ranks[0].program)}</code></p>
+<h1>{escape(_title(job))}</h1>
+<p>Job <code>{escape(job.name)}</code>: <code>{escape(job.ranks[0].program)}</code></p>
 <p>{ranks} on {escape(hosts)}; began {started}, {ran} {duration(present - began)}</p>
 <ul class="findings{" wrong" if found else ""}" aria-label="What is wrong">
 {sentences}
@@ -73,7 +79,7 @@ def _stragglers(job: Job) -> str:
     headings = ("rank", "operation", "last in", "the others wait", "of their time", "")
     rows = [
         f'<tr><td class="number">{one.rank}</td><td>{escape(one.op)}</td><td>{one.last} of {one.calls} calls</td>'
-        f'<td class="number">{sum(one.waited.values()):.3g} s</td>'
+        f'<td class="number">{stragglers.waiting_time(sum(one.waited.values()))}</td>'
         f'<td class="number">{100 * one.share:.1f} %</td><td></td></tr>'
         for one in costly
     ]

@@ -39,8 +39,14 @@ class Straggler(NamedTuple):
         total = sum(self.waited.values())
         return (
             f"rank {self.rank} is the last in {self.last} of {self.calls} calls of {self.op}; "
-            f"the others wait {total:.3g} s for it, {100 * self.share:.1f} % of their time"
+            f"the others wait {waiting_time(total)} for it, {100 * self.share:.1f} % of their time"
         )
+
+
+def waiting_time(seconds: float) -> str:
+    """Return "1.25 s", "12.5 ms" or "458 us"."""
+    scale, unit = (1.0, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "us")
+    return f"{seconds * scale:.3g} {unit}"
 
 
 def find(job: Job) -> list[Straggler]:
@@ -74,8 +80,8 @@ def find(job: Job) -> list[Straggler]:
 
 
 def costly(found: Iterable[Straggler]) -> list[Straggler]:
-    """Return the stragglers that cost the others a noticeable share of their time."""
-    return [one for one in found if one.share >= NOTICEABLE_SHARE]
+    """Return the stragglers that cost the others a noticeable share of their time, of operations with enough calls."""
+    return [one for one in found if one.share >= NOTICEABLE_SHARE and one.calls >= _TELLING_CALLS]
 
 
 def waiting_shares(job: Job, found: Sequence[Straggler]) -> dict[int, float]:

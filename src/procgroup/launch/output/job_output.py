@@ -242,7 +242,7 @@ class JobOutput:
     def _prefixer(self, rank: int, local_rank: int, sink: Sink) -> LinePrefixer:
         prefix = self._prefix(rank, local_rank)
         prefix = _coloured(prefix, rank) if _is_coloured(sink) else prefix
-        own_prefix = f"[rank{rank}]: "  # torch and procgroup prefix the lines of an uncaught exception with it
+        own_prefix = f"[rank{rank}]:"  # of torch's log, and with a blank of the lines of an uncaught exception
         if sink in self._collapsers:
             return CollapsingPrefixer(prefix, self._collapsers[sink], rank, own_prefix)
         return LinePrefixer(prefix, sink, own_prefix)

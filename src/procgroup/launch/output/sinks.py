@@ -130,7 +130,9 @@ class LinePrefixer:
         """``own_prefix`` is a prefix that the rank itself writes before some lines; it is removed."""
         self.sink = sink
         self._prefix = prefix.encode()
-        self._own_prefix = re.compile(b"^" + re.escape(own_prefix.encode()), re.MULTILINE) if own_prefix else None
+        self._own_prefix = (
+            re.compile(b"^" + re.escape(own_prefix.encode()) + b" ?", re.MULTILINE) if own_prefix else None
+        )
         self._partial = bytearray()
         # Whether a live line is shown, and whether its last character is a carriage return.
         self._live = False

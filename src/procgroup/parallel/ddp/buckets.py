@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
-from procgroup.errors import DistError
+from procgroup.errors import DistError, PeerLost
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.ddp.parameter_slot import ParameterSlot
 from procgroup.parallel.gradient_layout import to_dense
@@ -94,6 +94,10 @@ class Bucket(ABC):
             yield
         except DistError as error:
             error.add_note(f"while the gradients of {self} were averaged")
+            if isinstance(error, PeerLost) and error.left:
+                error.add_note(
+                    "Does that rank have fewer batches? With inputs of uneven lengths, train in: with model.join():"
+                )
             raise
 
     def reset(self) -> None:
