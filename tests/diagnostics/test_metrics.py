@@ -151,4 +151,4 @@ def test_what_to_install_is_said() -> None:
         "import sys; sys.modules['prometheus_client'] = None; from procgroup.__main__ import main; sys.exit(main())"
     )
     done = subprocess.run([sys.executable, "-c", program, "metrics"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "pip install 'procgroup[prometheus]'" in done.stderr
+    assert done.returncode == 2 and "pip install prometheus_client" in done.stderr

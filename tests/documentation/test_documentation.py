@@ -126,3 +126,19 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_are_of_a_kind_that_is_executed(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= {"python", "console", "bash"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/gpus.md", "docs/pytorch.md", "docs/data_parallel.md", "docs/jax.md", "docs/clients.md"]
+    + ["docs/test-summary.md"],
+)
+def test_one_page_says_what_has_run_on_a_gpu_and_others_refer_to_it(page: str) -> None:
+    assert "nccl.md#what-has-run-on-a-gpu" in (ROOT / page).read_text()
+    assert "\n## What has run on a GPU\n" in (ROOT / "docs/nccl.md").read_text()
+
+
+def test_what_is_not_released_is_not_installed_by_its_name() -> None:
+    for page in PAGES:
+        commands = re.findall(r"^(?:\$ )?pip install ([^#\n]*)", page.read_text(), re.MULTILINE)
+        assert not [command for command in commands if "procgroup" in command], page

@@ -25,7 +25,7 @@ _OLDEST = 22304
 _FOLDERS = tuple(
     map(Path, ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64"))
 )
-_INSTALL = "pip install 'procgroup[nccl-cu13]' (or, for CUDA 12, 'procgroup[nccl-cu12]')"
+_INSTALL = "pip install nvidia-nccl-cu13 (or, for CUDA 12, nvidia-nccl-cu12)"
 
 _MAGIC, _HEADER = 0xCAFEBEEF, 23203
 """What NCCL knows a configuration by, and the version of the header whose structure this is."""

@@ -25,9 +25,7 @@ def _library() -> Any:
     try:
         import redis
     except ImportError as error:
-        raise ImportError(
-            "RedisStore needs the client library of Redis. Install it with: pip install procgroup[redis]"
-        ) from error
+        raise ImportError("RedisStore needs the client library of Redis. Install it with: pip install redis") from error
     return redis
 
 

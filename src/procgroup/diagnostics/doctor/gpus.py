@@ -14,7 +14,7 @@ from procgroup.diagnostics.doctor.driver import Driver
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
 from procgroup.diagnostics.doctor.system_files import read_text
 
-_INSTALL = "pip install 'procgroup[nccl-cu13]', or nccl-cu12 for drivers of CUDA 12"
+_INSTALL = "pip install nvidia-nccl-cu13, or nvidia-nccl-cu12 for drivers of CUDA 12"
 _MOST_PAIRS = 4
 
 

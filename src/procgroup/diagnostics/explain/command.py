@@ -54,7 +54,8 @@ def _send_spans(job: Job) -> bool:
 
         send(job)
     except ImportError:
-        why = "opentelemetry is not installed; install it with: pip install 'procgroup[opentelemetry]'"
+        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        why = f"opentelemetry is not installed; install it with: pip install {packages}"
     except ConnectionError as error:
         why = f"{error.args[0]}; OTEL_EXPORTER_OTLP_ENDPOINT says where it is"
     else:

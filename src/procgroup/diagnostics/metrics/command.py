@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 DEFAULT_PORT = 9464
-_MISSING = "prometheus_client is not installed; install it with: pip install 'procgroup[prometheus]'"
+_MISSING = "prometheus_client is not installed; install it with: pip install prometheus_client"
 FLAGS = {
     "--port": f"the port; 0: a free one, which is printed; by default {DEFAULT_PORT}",
     "--address": "the address to listen on, such as 0.0.0.0 for all; by default that of loopback, 127.0.0.1",
