@@ -134,6 +134,7 @@ OTHERS = {
     "two_scripts_environment",
     "digits_view",
     "train_digits",
+    "train_through_epochs",
     "train_through_failures",
     "train_jax",
     "resume_training",
