@@ -182,8 +182,8 @@ class Value {
   size_t output_count_ = 1;
 };
 
-// Lists, tuples and dicts, and what is in them. Throws Value::NotUsual for keys of dicts whose order is another one as
-// texts than as trees.flatten has it.
+// Lists, tuples and dicts, and what is in them. Throws Value::NotUsual for dicts with other keys than texts, and for
+// texts whose place in the order of trees.flatten, that of repr, is not plain.
 class Tree {
  public:
   static void collect(nb::handle tree, std::vector<nb::handle>& leaves) {
@@ -227,9 +227,11 @@ class Tree {
       const char* const text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
       if (text == nullptr) throw nb::python_error();
       entries.push_back({nb::borrow(key), nb::borrow(value), {text, static_cast<size_t>(size)}});
-      // Behind the quote that ends the text in Python's repr, and written there as they are.
-      const auto is_usual = [](char one) { return one > '\'' && one < 0x7f && one != '\\'; };
-      if (!std::ranges::all_of(entries.back().text, is_usual)) throw Value::NotUsual();
+      // Those that Python's repr writes as they are, between quotes of this kind.
+      const auto is_usual = [](char one) { return one >= ' ' && one < 0x7f && one != '\'' && one != '\\'; };
+      std::string& written = entries.back().text;
+      if (!std::ranges::all_of(written, is_usual)) throw Value::NotUsual();
+      written += '\'';
     }
     std::ranges::sort(entries, {}, &Entry::text);
     std::vector<std::pair<nb::object, nb::object>> found;

@@ -30,6 +30,7 @@ VALUES: dict[str, Values] = {
     "list": lambda rank, size: [rank * 1.0, np.ones(3, np.int64) * rank, (np.float32(rank), None)],
     "dict": lambda rank, size: {"b": np.full(2, rank), "a": [np.full(3, rank), 1.5], "c_1.x": np.ones(1, np.float32)},
     "dict with keys in other quotes": lambda rank, size: {"it's": 1.0 * rank, "b": 2.0, "a b": 3.0, "ä": 4.0},
+    "dict with keys that begin alike": lambda rank, size: {"a b": 1.0, "a": 2.0 * rank, "a.b": 3.0, 'a"': 4.0, "": 5.0},
     "dict of numbers": lambda rank, size: {2: 1.0 * rank, 10: 2.0},
     "another kind of dict": lambda rank, size: collections.OrderedDict(z=1.0 * rank, a=np.ones(2)),
     "integers beside floats": lambda rank, size: {"count": rank, "mean": 0.5 * rank},
