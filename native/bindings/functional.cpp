@@ -14,6 +14,8 @@
 #include <complex>
 #include <cstring>
 #include <optional>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -122,7 +124,7 @@ class Value {
     if (!is_array && !is_scalar_) throw NotUsual();
     owner_ = is_scalar_ ? numpy.as_array(given) : nb::borrow(given);
     try {
-      const ArrayView view(owner_, Access::kRead, {"tree"});
+      const ArrayView& view = given_view_.emplace(owner_, Access::kRead, ParameterName{"tree"});
       if (view.has_scratch()) throw NotUsual();
       dtype_ = view.dtype();
       input_count_ = view.count();
@@ -141,7 +143,7 @@ class Value {
       array_ = numpy.empty(nb::steal(PyTuple_GetSlice(shape().ptr(), 1, PY_SSIZE_T_MAX)), owner_.attr("dtype"));
     else
       array_ = input_count_ <= kCopied ? owner_.attr("copy")() : numpy.empty_like(owner_);
-    const ArrayView view(array_, Access::kWrite, {"tree"});
+    const ArrayView& view = result_view_.emplace(array_, Access::kWrite, ParameterName{"tree"});
     output_count_ = view.count();
     output_ = output_count_ == 0 ? &no_elements : view.data();
   }
@@ -176,6 +178,8 @@ class Value {
   std::vector<std::byte> results_;  // of a number
   nb::object owner_;
   nb::object array_;
+  std::optional<ArrayView> given_view_;  // while it is there, no other thread can move the array's memory
+  std::optional<ArrayView> result_view_;
   void* input_ = nullptr;
   void* output_ = nullptr;
   size_t input_count_ = 1;
@@ -186,33 +190,46 @@ class Value {
 // texts whose place in the order of trees.flatten, that of repr, is not plain.
 class Tree {
  public:
-  static void collect(nb::handle tree, std::vector<nb::handle>& leaves) {
+  static void collect(nb::handle tree, std::vector<nb::handle>& leaves, int depth = 0) {
+    if (depth > kDepth) throw Value::NotUsual();
     if (tree.is_none()) return;
     if (PyTuple_CheckExact(tree.ptr()) || PyList_CheckExact(tree.ptr())) {
-      for (const nb::handle child : tree) collect(child, leaves);
+      for (const nb::handle child : tree) collect(child, leaves, depth + 1);
     } else if (PyDict_CheckExact(tree.ptr())) {
-      for (const auto& [key, child] : sorted(tree)) collect(child, leaves);
+      for (const auto& [key, child] : sorted(tree)) collect(child, leaves, depth + 1);
     } else {
       leaves.push_back(tree);
     }
   }
 
-  static nb::object rebuild(nb::handle tree, std::vector<nb::object>::iterator& results) {
+  // Another thread may have changed the tree during the call.
+  static nb::object rebuild(nb::handle tree, std::span<const Value>& values, int depth = 0) {
+    if (depth > kDepth) refuse_change();
     if (tree.is_none()) return nb::none();
     if (PyTuple_CheckExact(tree.ptr()) || PyList_CheckExact(tree.ptr())) {
       nb::list made;
-      for (const nb::handle child : tree) made.append(rebuild(child, results));
+      for (const nb::handle child : tree) made.append(rebuild(child, values, depth + 1));
       return PyTuple_CheckExact(tree.ptr()) ? nb::object(nb::tuple(made)) : nb::object(made);
     }
     if (PyDict_CheckExact(tree.ptr())) {
       const nb::object made = nb::steal(PyDict_Copy(tree.ptr()));  // which has the order of the keys
-      for (const auto& [key, child] : sorted(tree)) made[nb::handle(key)] = rebuild(child, results);
+      for (const auto& [key, child] : sorted(tree)) made[nb::handle(key)] = rebuild(child, values, depth + 1);
       return made;
     }
-    return std::move(*results++);
+    if (values.empty()) refuse_change();
+    nb::object result = values.front().result();
+    values = values.subspan(1);
+    return result;
   }
 
  private:
+  // Lists in lists, and so on: a list may be a part of itself.
+  static constexpr int kDepth = 50;
+
+  [[noreturn]] static void refuse_change() {
+    throw std::runtime_error("`tree` was changed by another thread during the call, and its results have no place");
+  }
+
   struct Entry {
     nb::object key;
     nb::object value;
@@ -313,11 +330,8 @@ nb::object PythonGroup::functional(const char* name, nb::handle tree, int root, 
     language.rethrow();
     raise(build_exception(failed.failure, failed.call, *group_));
   }
-  if (tree.ptr() == leaves.front().ptr()) return values.front().result();
-  std::vector<nb::object> made;
-  for (const Value& value : values) made.push_back(value.result());
-  auto next = made.begin();
-  return Tree::rebuild(tree, next);
+  std::span<const Value> made(values);
+  return Tree::rebuild(tree, made);
 }
 
 nb::object PythonGroup::try_sendrecv(nb::handle tree, nb::handle dst, nb::handle src, uint64_t tag) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +147,50 @@ def test_bad_arguments_raise_before_anything_moves() -> None:
     ]
     for texts in world.run(refuse, 2):
         assert [text for part, text in zip(parts, texts, strict=True) if part not in text] == []
+
+
+def change_during_the_call(rank: int, size: int) -> str:
+    dist.init_process_group()
+    group = dist.group.WORLD
+    assert group is not None
+    tree = [1.0]
+
+    def change() -> None:
+        while not any(record["op"] == "all_reduce" for record in group.records()):
+            time.sleep(0.001)
+        tree.append(2.0)
+        group.get_group_store().set("changed", "yes")
+
+    if rank == 0:
+        threading.Thread(target=change).start()
+    else:
+        group.get_group_store().wait(["changed"])
+    text = ""
+    try:
+        functional.all_reduce(tree)
+    except RuntimeError as error:
+        text = str(error)
+    dist.destroy_process_group()
+    return text
+
+
+def test_a_tree_that_another_thread_changes_during_the_call_raises() -> None:
+    texts = world.run(change_during_the_call, 2)
+    assert texts == ["`tree` was changed by another thread during the call, and its results have no place", ""]
+
+
+def contain_itself(rank: int, size: int) -> bool:
+    dist.init_process_group()
+    tree: list[Any] = [1.0]
+    tree.append(tree)
+    with pytest.raises(RecursionError):
+        functional.all_reduce(tree)
+    dist.destroy_process_group()
+    return True
+
+
+def test_a_tree_that_contains_itself_is_refused() -> None:
+    assert world.run(contain_itself, 1) == [True]
 
 
 def coalesce(rank: int, size: int) -> list[str]:
