@@ -75,7 +75,7 @@ struct ReplaysEntry {
 
 void copy_text(char* to, size_t room, std::string_view text) {
   const size_t bytes = std::min(text.size(), room - 1);
-  std::memcpy(to, text.data(), bytes);
+  std::copy_n(text.begin(), bytes, to);
   std::memset(to + bytes, 0, room - bytes);
 }
 
