@@ -111,8 +111,8 @@ tests/clients/measure.py; `-` means that the program cannot be started so, for t
 Times include the start of Python and PyTorch in every process. Each is the median of as many runs as the column "runs"
 says, on an idle machine, the ways in turns. Two sets of runs of one program differ by up to 10 %.
 
-On stand-in GPUs, which compute on the CPU, results are within 1e-4 of those on Gloo. None of these programs has run
-on a GPU with procgroup.
+On stand-in GPUs, which compute on the CPU, results are within 1e-4 of those on Gloo. None of these programs has
+[run on a GPU](nccl.md#what-has-run-on-a-gpu) with procgroup.
 """
 
 

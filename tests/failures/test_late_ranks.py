@@ -65,7 +65,7 @@ def test_a_rank_that_waits_names_the_late_rank_and_its_call(
     for rank, line in lines.items():
         pattern = (
             rf"\[rank{rank}\]: procgroup WARNING: rank {rank} has waited \d+(\.\d)? s \(since \d\d:\d\d:\d\d\) "
-            rf"for rank 1 in {call}\d* on group 0, at operations\.py:\d+"
+            rf"for rank 1 in {call}\d* on group 0, at operation_table\.py:\d+"
         )
         here = r"\(test_late_ranks\.py:\d+\)"
         inside = rf"\w+ \(\w+\.py:\d+\), called by come_when_told {here}"  # of Path.exists

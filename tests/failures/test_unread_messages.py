@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import TRANSPORTS, on
+from failures.waiting_calls import TRANSPORTS, on
 
 import procgroup as dist
 from world import run

@@ -18,6 +18,7 @@ from groups.toy_backend import StoreBackend
 import procgroup as dist
 from procgroup import functional
 from procgroup.backends import registry
+from procgroup.exit_reason import ExitReason
 from world import run
 
 pytest.importorskip("jax")
@@ -266,7 +267,7 @@ def play_errors(rank: int, size: int) -> None:
         assert isinstance(error, dist.PeerFailed) and "a reason" in str(error), error
         assert here in error.issued_at  # where no function of this program is traced, the line that compiles it
     else:
-        groups[2].fail("a reason", True)
+        groups[2].fail(ExitReason("a reason"), True)
 
 
 def test_errors_by_kind_and_the_line_that_was_traced() -> None:

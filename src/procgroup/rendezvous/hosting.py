@@ -10,6 +10,7 @@ Everything about TCPStore is imported when it is needed: a world of 1 does witho
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -146,7 +147,8 @@ def host_store(host: str, port: int, limit: float) -> TCPStore:
             try:
                 store = TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
             except DistNetworkError as error:
-                if (other := _other_rank_0(host, port, limit)) is None:
+                is_taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+                if not is_taken or (other := _other_rank_0(host, port, limit)) is None:
                     raise
                 raise RendezvousConflict(
                     f"rank 0 is there already: {other.process()} hosts the store at {host}:{port}, where this "
