@@ -243,7 +243,11 @@ class Terminal:
     def screen(self) -> list[str]:
         while self.sink.pending:
             self.sink.write_some()
+        end = b"\x06"  # a read may return a part of what was written before
+        os.write(self.slave, end)
+        while not self.raw.endswith(end):
             self.raw += os.read(self.master, 1 << 16)
+        self.raw = self.raw.removesuffix(end)
         lines = self.raw.decode().replace("\r\n", "\n").replace("\r\x1b[K", "\0").split("\n")
         return [line.rpartition("\0")[2].rpartition("\r")[2] for line in lines]
 

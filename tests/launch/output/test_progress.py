@@ -18,6 +18,7 @@ from procgroup.launch.output import progress
 from procgroup.launch.output.progress import encode
 from procgroup.launch.output.progress_inbox import ProgressInbox, decode
 from procgroup.launch.output.status_line import describe
+from world import run
 
 
 @pytest.fixture
@@ -65,18 +66,19 @@ def test_a_report_that_comes_too_soon_costs_next_to_nothing(inbox: ProgressInbox
     assert time.thread_time() - began < 1.0, "50 µs each would be a hundred times too much"
 
 
-def test_the_flight_record_has_the_last_report_also_of_those_in_quick_succession(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PROCGROUP_RECORD_DIR", str(tmp_path))
-    procgroup.init_process_group(rank=0, world_size=1, store=procgroup.HashStore())
-    try:
-        for step in range(100):
-            procgroup.report(step=step, loss=0.5)
-        kept = _native.read_flight_record(str(next(tmp_path.glob("*/0-*.record"))))["report"]
-    finally:
-        procgroup.destroy_process_group()
-    assert kept[1] == "step 99, loss 0.5"
+def report_in_quick_succession(rank: int, size: int, directory: str) -> str:
+    procgroup.init_process_group()
+    for step in range(100):
+        procgroup.report(step=step, loss=0.5)
+    (record,) = Path(directory).glob("*/0-*.record")
+    text = str(_native.read_flight_record(str(record))["report"][1])
+    procgroup.destroy_process_group()
+    return text
+
+
+def test_the_flight_record_has_the_last_report_also_of_those_in_quick_succession(tmp_path: Path) -> None:
+    records = {"PROCGROUP_RECORD_DIR": str(tmp_path)}
+    assert run(report_in_quick_succession, 1, args=(str(tmp_path),), environment=records) == ["step 99, loss 0.5"]
 
 
 def test_numbers_of_array_libraries_are_numbers() -> None:
