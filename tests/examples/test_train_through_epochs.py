@@ -36,6 +36,7 @@ def test_a_smaller_group_divides_what_remains_of_the_epoch(tmp_path: Path) -> No
     assert shown == [f"[rank 0] epoch {epoch}: {size} ranks" for epoch, size in enumerate(sizes)]
 
 
+@pytest.mark.slow
 def test_a_later_run_continues_from_the_checkpoint_with_any_number_of_ranks(tmp_path: Path) -> None:
     assert train(tmp_path, 2, "--nobody-dies", "--epochs", "2") == [
         "[rank 0] epoch 0: 2 ranks",

@@ -59,8 +59,8 @@ def explained(tmp_path: Path) -> str:
     return run_command([sys.executable, "-m", "procgroup", "explain"], environment=environment).stdout.splitlines()[0]
 
 
-@pytest.mark.parametrize("flags", [[], ["--replace-gloo"]])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("flags", [[], pytest.param(["--replace-gloo"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)])
 def test_the_rank_that_a_signal_has_ended_failed_first(
     tmp_path: Path, number: signal.Signals, flags: list[str]
 ) -> None:
