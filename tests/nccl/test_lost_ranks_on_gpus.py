@@ -24,7 +24,7 @@ from nccl.gpu_arrays import GpuArray, new_stream
 from nccl.test_gpu_memory import Pool, begin_with_torch
 
 import procgroup as dist
-from tiers import AT_LENGTH
+from tiers import AT_LENGTH, SAMPLED
 from waiting import wait_until
 from world import Outcome, WorldFailed, run_command, start
 
@@ -358,7 +358,7 @@ def go_on_until_told(rank: int, size: int, seed: int, killed: Path) -> tuple[lis
     return left, first - float(killed.read_text())
 
 
-@pytest.mark.parametrize("seed", range(20 if AT_LENGTH else 3))
+@pytest.mark.parametrize("seed", range(20 if not SAMPLED else 10 if AT_LENGTH else 3))
 def test_a_kill_at_any_instant_leaves_the_others_a_group_to_go_on_with(seed: int, tmp_path: Path) -> None:
     chosen = random.Random(seed)
     victim, killed = chosen.randrange(SIZE), tmp_path / "killed"

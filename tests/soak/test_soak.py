@@ -14,7 +14,7 @@ import pytest
 from tiers import SAMPLED
 from world import run_command
 
-COUNT, AT_A_TIME = (100, 25) if SAMPLED else (10_000, 250)
+COUNT, AT_A_TIME = (75, 25) if SAMPLED else (10_000, 250)
 JOBS = 4
 
 pytestmark = pytest.mark.timeout(600)
