@@ -54,11 +54,9 @@ def test_the_page_says_what_an_op_takes(name: str) -> None:
     assert {dtype for kind in kinds for dtype in KINDS[kind]} == {dtype for dtype in DTYPES if is_defined(name, dtype)}
 
 
-@every_op
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "AVG"])
 def test_the_identity_of_the_page_changes_no_element(name: str) -> None:
     text = described()[name][1]
-    if text == "none":
-        pytest.skip("a mean has none")
     for dtype in (dtype for dtype in [*INTEGERS, "float32", "bool"] if is_defined(name, dtype)):
         elements = np.array([0, 1, 7][: 2 if name in LOGICAL else 3]).astype(numpy_dtype(dtype))
         result = np.empty_like(elements)

@@ -101,7 +101,8 @@ def sendrecv(
     send to itself, or only receive from itself.
     """
     chosen = resolve(group)
-    if group_dst is None and group_src is None and not tracing.is_active():
+    has_global_ranks = group_dst is None and group_src is None
+    if has_global_ranks and not tracing.is_active():
         found = chosen.calls.try_sendrecv(tree, dst, src, TAG)
         if found is not NotImplemented:
             return cast(T, found)
@@ -115,7 +116,7 @@ def sendrecv(
             f"group rank {chosen.rank()} as both destination and source, or as neither, got destination {destination} "
             f"and source {source}."
         )
-    found = _quick(chosen, "send", tree, destination, source)
+    found = NotImplemented if has_global_ranks else _quick(chosen, "send", tree, destination, source)
     return _perform(tree, SendRecv(destination, source), chosen) if found is NotImplemented else found
 
 
