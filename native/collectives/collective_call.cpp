@@ -160,15 +160,14 @@ void CollectiveCall::give_up(Failure failure) {
     if (!stopped.empty()) failure.missing = std::move(stopped);
     if (failure.missing.empty()) failure.reason = "its backend, which does not name the ranks that it waits for";
   }
+  // Before the group keeps the failure, because an error that is raised from it says whether the array is unchanged.
+  failure.wrote = phase_ == Phase::kExecute && !request_.after;
+  if (request_.task) failure.wrote = failure.wrote || request_.task->may_have_written();
   if (state_.on_failure) state_.on_failure(failure, request_.descriptor);
   end_exposure(state_, request_.descriptor.sequence);
   executor_.cancel_transfers();
   cancel_messages();
-  failure.wrote = phase_ == Phase::kExecute && !request_.after;
-  if (request_.task) {
-    failure.wrote = failure.wrote || request_.task->may_have_written();
-    request_.task->cancel();
-  }
+  if (request_.task) request_.task->cancel();
   fail(std::move(failure));
 }
 

@@ -86,7 +86,7 @@ def _judge_rank(bug: Bug, one: Seen, fault: float, any_error: bool) -> tuple[str
         return ("hang", f"{who} hangs") if one.status is None else ("crash", f"{who} ended with status {one.status}")
     says_intact = one.attributes.get("intact") is True and one.watched == 1
     if one.changed and one.kind and (bug.keeps_arrays or says_intact):
-        return "WRONG RESULT", f"{who}: an array has changed: {one.changed}"
+        return "WRONG RESULT", f"{who}: an array has changed: {one.changed}; it raised {one.text}"
     if one.rank in bug.must_raise() and bug.errors:
         word, reason = _judge_error(bug, one, fault, any_error)
     else:

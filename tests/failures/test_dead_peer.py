@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -231,3 +232,39 @@ def test_all_outstanding_works_fail_with_the_peer(transport: str) -> None:
     for rank in (0, 2):
         assert outcomes[rank].ok, outcomes[rank].traceback
         assert outcomes[rank].value == "PeerLost"
+
+
+LARGE = 1 << 21
+"""Elements of an array that is written over a while."""
+
+
+def lose_a_peer_once_the_array_is_written(rank: int, size: int) -> Any:
+    """Rank 0 kills the absent rank as soon as a call has written to its array; return what the error says of that."""
+    dist.init_process_group(timeout=30)
+    victim = [os.getpid()]
+    dist.broadcast_object_list(victim, ABSENT)
+    array = np.ones(LARGE)
+
+    def kill_when_written() -> None:
+        while (array[::1024] == 1).all():
+            time.sleep(0)
+        os.kill(victim[0], signal.SIGKILL)
+
+    if rank == 0:
+        threading.Thread(target=kill_when_written, daemon=True).start()
+    while True:
+        array[:] = 1
+        try:
+            dist.all_reduce(array)
+        except dist.DistError as error:
+            return error.intact, bool((array == 1).all())  # type: ignore[attr-defined]
+
+
+@transports
+def test_an_array_that_was_written_is_never_said_to_be_intact(transport: str) -> None:
+    with start(lose_a_peer_once_the_array_is_written, SIZE, environment=on(transport)) as world:
+        outcomes = world.wait()
+    for rank in (0, 2):
+        assert outcomes[rank].ok, outcomes[rank].traceback
+        says_intact, is_intact = outcomes[rank].value
+        assert is_intact or not says_intact
