@@ -75,7 +75,10 @@ nb::object with_cause(nb::object exception, nb::handle cause) {
   return exception;
 }
 
-nb::object build_exception(const Failure& failure, const Descriptor& call, const Group& group) {
+nb::object build_exception(const Failure& failure, const Descriptor& running, const Group& group) {
+  // A rank may find in a later call that the ranks made different calls.
+  const bool is_earlier = failure.kind == Failure::Kind::kMismatch && failure.call.sequence != 0;
+  const Descriptor& call = is_earlier ? failure.call : running;
   nb::dict data;
   data["op"] = call.name();
   data["sequence"] = call.sequence;

@@ -25,12 +25,59 @@ constexpr int64_t kMismatchWaitNs = 1'000'000'000;
 // Where a task is polled without a pause, a look at it takes less time than one at the connections.
 constexpr uint32_t kLooksBetweenMessages = 16;
 
+bool is_rooted(const CollectiveState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  const OperationRow& row = row_of(call.op);
+  const bool has_root = row.givers == Ranks::kRoot || row.takers == Ranks::kRoot;
+  return has_root && !request.task && !state.topology.spans_hosts() && is_small(state, call);
+}
+
+// What each rank called. The places are named where they differ.
+Failure mismatch_of(const CollectiveState& state, uint64_t sequence, bool completed) {
+  Failure failure{.kind = Failure::Kind::kMismatch};
+  const Descriptor& own = state.member(state.rank).descriptor(sequence);
+  failure.call = own;
+  // Of a call that has completed on this rank already.
+  failure.wrote = completed && takes(own.op, state.rank, own.root);
+  std::vector<std::optional<Descriptor>> calls;
+  bool places_differ = false;
+  bool captures_differ = false;
+  for (int rank = 0; rank < state.size(); ++rank) {
+    std::optional<Descriptor>& call = calls.emplace_back();
+    if (!state.has_announced(rank, sequence)) continue;
+    call = Descriptor::copied_from(&state.member(rank).descriptor(sequence));
+    places_differ = places_differ || call->external != own.external || call->on_device != own.on_device;
+    captures_differ = captures_differ || call->captured != own.captured;
+  }
+  for (std::optional<Descriptor>& call : calls) {
+    if (call && !places_differ) call->external = call->on_device = false;  // which goes without saying
+    if (call && !captures_differ) call->captured = false;
+    const char* const where = places_differ && call && !call->on_device ? " on the CPU" : "";
+    failure.calls.push_back(call ? call->describe(state.global_ranks) + where : "nothing yet");
+  }
+  return failure;
+}
+
 }  // namespace
+
+std::optional<Failure> unseen_mismatch(const CollectiveState& state, uint64_t last) {
+  const auto differs = [&](uint64_t sequence) {
+    const uint64_t own = state.member(state.rank).announcement(sequence).fingerprint;
+    for (int rank = 0; rank < state.size(); ++rank)
+      if (state.has_announced(rank, sequence) && state.member(rank).announcement(sequence).fingerprint != own)
+        return true;
+    return false;
+  };
+  for (uint64_t sequence = state.finished + 1; kDiagnoses && sequence <= last; ++sequence)
+    if (state.has_announced(state.rank, sequence) && differs(sequence)) return mismatch_of(state, sequence, true);
+  return std::nullopt;
+}
 
 CollectiveCall::CollectiveCall(CollectiveState& state, const Request& request)
     : state_(state),
       request_(request),
       executor_(state, request),
+      is_rooted_(is_rooted(state, request)),
       fingerprint_(kDiagnoses ? request.descriptor.fingerprint() : 0) {}
 
 CollectiveCall::~CollectiveCall() {
@@ -40,6 +87,9 @@ CollectiveCall::~CollectiveCall() {
 // Memory may be refused, and what a peer wrote may lead out of its arena: both end the call, on whatever thread.
 Progress CollectiveCall::advance() try {
   if (phase_ == Phase::kAnnounce) {
+    if (!may_announce()) return Progress::kWaiting;
+    if (is_completed()) return Progress::kDone;
+    next_ = 0;
     announce();
     phase_ = Phase::kAgree;
   }
@@ -155,13 +205,18 @@ Failure CollectiveCall::translated(Failure failure) const {
 
 void CollectiveCall::give_up(Failure failure) {
   if (is_completed()) return;
+  // Another rank may have found what this one had not yet compared.
+  const bool is_relayed = failure.kind == Failure::Kind::kFailed && failure.cause == Failure::Kind::kMismatch;
+  if (is_relayed && !state_.topology.spans_hosts())
+    if (std::optional<Failure> mismatch = unseen_mismatch(state_, request_.descriptor.sequence - 1))
+      failure = *std::move(mismatch);
   if (failure.kind == Failure::Kind::kTimeout && is_transferring() && (confirmation_ || awaited_.empty())) {
     std::vector<int> stopped = state_.stopped_members ? state_.stopped_members() : std::vector<int>{};
     if (!stopped.empty()) failure.missing = std::move(stopped);
     if (failure.missing.empty()) failure.reason = "its backend, which does not name the ranks that it waits for";
   }
   // Before the group keeps the failure, because an error that is raised from it says whether the array is unchanged.
-  failure.wrote = phase_ == Phase::kExecute && !request_.after;
+  failure.wrote = failure.wrote || (phase_ == Phase::kExecute && !request_.after);
   if (request_.task) failure.wrote = failure.wrote || request_.task->may_have_written();
   if (state_.on_failure) state_.on_failure(failure, request_.descriptor);
   end_exposure(state_, request_.descriptor.sequence);
@@ -189,6 +244,12 @@ bool is_small(const CollectiveState& state, const Descriptor& call) {
   const size_t ranks = state.topology.most_ranks_on_a_host();
   const size_t entry = call.bytes() * (has_input_blocks(call.op) ? ranks : 1) + 2 * sizeof(Descriptor);
   return call.bytes() <= state.messages->limits.small_bytes && ranks * entry <= kEagerBytes;
+}
+
+// Whether a call uses nothing but its announcement.
+static bool is_inline(const CollectiveState& state, const Descriptor& call) {
+  return call.op != OpKind::kAllToAll && largest_contribution(call, state.size()) <= kInlinePayload &&
+         is_small(state, call);
 }
 
 // For elements that do not fit beside the announcement, or for a buffer table, which ranks of one host read.
@@ -262,46 +323,71 @@ void CollectiveCall::take_slots() {
   if (state_.schedule.chunks != 0) state_.staging->take_slots(request_.descriptor.sequence);
 }
 
-bool CollectiveCall::agree() {
+// Whether the announcement can take the place of an earlier one.
+bool CollectiveCall::may_announce() {
   const uint64_t sequence = request_.descriptor.sequence;
-  for (; next_ < state_.size(); ++next_) {
-    if (!state_.has_announced(next_, sequence)) break;
-    if (kDiagnoses && state_.member(next_).announcement(sequence).fingerprint != fingerprint_) mismatch_ = true;
+  const uint64_t before = state_.finished;
+  const bool has_finished = finish_earlier();
+  if (is_completed()) return true;
+  bool may = has_finished || (!mismatch_ && is_inline(state_, request_.descriptor));
+  if (may && !state_.topology.spans_hosts() && state_.finished_by_all + kAnnouncements < sequence) {
+    state_.finished_by_all = state_.finished;
+    for (int rank = 0; rank < state_.size(); ++rank)
+      state_.finished_by_all = std::min(state_.finished_by_all, state_.finished_by(rank));
+    may = state_.finished_by_all + kAnnouncements >= sequence;
   }
-  // A leader does not leave this phase before it has sent what the other hosts wait for.
-  const bool all_known = next_ == state_.size() && (!state_.relay || state_.relay->is_completed());
-  if (!mismatch_) {
-    if (!all_known) return false;
-    if (request_.descriptor.op == OpKind::kAllToAll) compare_pairs();
-    return true;
+  // Who waits for this rank to finish earlier calls is woken by its announcement, or by this.
+  if (!may && state_.finished != before) state_.show_finished();
+  return may;
+}
+
+// Compare the calls of all ranks in earlier calls as far as all have come; true when none is left, or one differs.
+bool CollectiveCall::finish_earlier() {
+  if (state_.topology.spans_hosts()) return true;  // there every call waits for all ranks
+  while (state_.finished + 1 < request_.descriptor.sequence) {
+    const uint64_t earlier = state_.finished + 1;
+    if (!compare(earlier, state_.mine().announcement(earlier).fingerprint, true)) return false;
+    if (is_completed()) return true;
+    next_ = 0;
+    state_.finish(earlier);
   }
-  if (mismatch_since_ns_ == 0) mismatch_since_ns_ = now_ns();
-  if (!all_known && now_ns() - mismatch_since_ns_ < kMismatchWaitNs) return false;
-  report_mismatch();
   return true;
 }
 
-void CollectiveCall::report_mismatch() {
-  Failure failure{.kind = Failure::Kind::kMismatch};
-  const uint64_t sequence = request_.descriptor.sequence;
-  std::vector<std::optional<Descriptor>> calls;
-  bool places_differ = false;
-  bool captures_differ = false;
-  for (int rank = 0; rank < state_.size(); ++rank) {
-    std::optional<Descriptor>& call = calls.emplace_back();
-    if (!state_.has_announced(rank, sequence)) continue;
-    call = Descriptor::copied_from(&state_.member(rank).descriptor(sequence));
-    places_differ = places_differ || call->external != request_.descriptor.external ||
-                    call->on_device != request_.descriptor.on_device;
-    captures_differ = captures_differ || call->captured != request_.descriptor.captured;
+bool CollectiveCall::agree() {
+  if (!compare(request_.descriptor.sequence, fingerprint_, !is_rooted_)) return false;
+  if (is_completed()) return true;
+  if (!is_rooted_) {
+    next_ = 0;
+    if (!finish_earlier() || is_completed()) return is_completed();
+    next_ = state_.size();
   }
-  for (std::optional<Descriptor>& call : calls) {
-    if (call && !places_differ) call->external = call->on_device = false;  // which goes without saying
-    if (call && !captures_differ) call->captured = false;
-    const char* const where = places_differ && call && !call->on_device ? " on the CPU" : "";
-    failure.calls.push_back(call ? call->describe(state_.global_ranks) + where : "nothing yet");
+  if (request_.descriptor.op == OpKind::kAllToAll) compare_pairs();
+  return true;
+}
+
+// Whether the awaited ranks have announced a call. A call in which they differ fails, once all have come, or soon.
+bool CollectiveCall::compare(uint64_t sequence, uint64_t fingerprint, bool awaits_all) {
+  for (; next_ < state_.size(); ++next_) {
+    if (!awaits_all && !awaits(next_)) continue;
+    if (!state_.has_announced(next_, sequence)) break;
+    if (kDiagnoses && state_.member(next_).announcement(sequence).fingerprint != fingerprint) mismatch_ = true;
   }
-  give_up(std::move(failure));
+  // A leader does not leave this phase before it has sent what the other hosts wait for.
+  const bool is_known = next_ == state_.size() && (!state_.relay || state_.relay->is_completed());
+  if (!mismatch_) return is_known;
+  if (mismatch_since_ns_ == 0) mismatch_since_ns_ = now_ns();
+  bool all_known = is_known;
+  for (int rank = 0; rank < state_.size(); ++rank) all_known = all_known && state_.has_announced(rank, sequence);
+  if (!all_known && now_ns() - mismatch_since_ns_ < kMismatchWaitNs) return false;
+  give_up(mismatch_of(state_, sequence, sequence < request_.descriptor.sequence));
+  return true;
+}
+
+// In a rooted call: whether this rank's result is made of that rank's data.
+bool CollectiveCall::awaits(int rank) const {
+  const Descriptor& call = request_.descriptor;
+  return gives(call.op, rank, call.root) && takes(call.op, state_.rank, call.root);
 }
 
 void CollectiveCall::compare_pairs() {
@@ -319,7 +405,8 @@ void CollectiveCall::compare_pairs() {
 }
 
 void CollectiveCall::conclude() {
-  state_.staging->end(request_.descriptor.sequence);
+  state_.staging->end();
+  if (!is_rooted_) state_.finish(request_.descriptor.sequence);
   finish();
 }
 
@@ -327,15 +414,29 @@ void CollectiveCall::conclude() {
 std::vector<int> CollectiveCall::missing() const {
   if (confirmation_) return confirmation_->awaited() < 0 ? std::vector<int>{} : std::vector{confirmation_->awaited()};
   if (is_transferring()) return awaited_;
+  if (phase_ == Phase::kAnnounce) return missing_in_earlier();
   std::vector<int> ranks;
   const uint64_t sequence = request_.descriptor.sequence;
   const int leader = state_.topology.leader_of(state_.topology.own_host());
-  const bool knows_all = state_.has_announced(leader, sequence);
+  const bool knows_all = is_rooted_ || state_.has_announced(leader, sequence);
   for (int rank = 0; rank < state_.size(); ++rank) {
     const bool awaited = phase_ == Phase::kExecute
                              ? executor_.awaits(rank)
-                             : !state_.has_announced(rank, sequence) && (knows_all || state_.topology.is_local(rank));
+                             : !state_.has_announced(rank, sequence) && (!is_rooted_ || mismatch_ || awaits(rank)) &&
+                                   (knows_all || state_.topology.is_local(rank));
     if (awaited) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// The ranks for which this one waits before it announces the call: no rank that has announced it is one of them.
+std::vector<int> CollectiveCall::missing_in_earlier() const {
+  const uint64_t sequence = request_.descriptor.sequence;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < state_.size(); ++rank) {
+    const bool has_announced = state_.finished + 1 >= sequence || state_.has_announced(rank, state_.finished + 1);
+    if (rank != state_.rank && (!has_announced || state_.finished_by(rank) + kAnnouncements < sequence))
+      ranks.push_back(rank);
   }
   return ranks;
 }

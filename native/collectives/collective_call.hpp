@@ -10,7 +10,12 @@
 //                task of another backend; between hosts, then confirm its success (collectives/confirmation.hpp)
 //
 // In a group that spans hosts the leader of each host relays announcements (collectives/relay.hpp); all else is the
-// same. Nothing is written into an output before all ranks are known to agree.
+// same. Nothing is written into an output before the ranks whose data it is made of are known to agree with this one.
+//
+// A *rooted* call, which is a small one on one host that has a root, waits for those ranks alone: the root of a
+// broadcast for nobody, the others for the root; the root of a gather for all, the others for nobody. The other ranks'
+// fingerprints are compared when they are there: before this rank announces its next calls, of which it may begin some
+// while others lag, or when it leaves the group. A mismatch that is found then is that of the earlier call.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +32,9 @@ namespace procgroup {
 
 // Whether a collective that is not an all_to_all is small: its data is sent beside the announcement.
 bool is_small(const CollectiveState& state, const Descriptor& call);
+
+// For a rank that leaves: the mismatch in the first of its last calls that differs from those that have come.
+std::optional<Failure> unseen_mismatch(const CollectiveState& state, uint64_t last);
 
 // Ranks in failures and in missing() are group ranks. The state, the request and its arrays outlive the call.
 class CollectiveCall final : public Operation {
@@ -51,10 +59,14 @@ class CollectiveCall final : public Operation {
   void announce_external();
   void expose_and_copy_in();
   void take_slots();
-  bool relay();  // whether anything moved
-  bool agree();  // true when every rank has arrived and agrees, or when the call has failed
-  void report_mismatch();
+  bool relay();         // whether anything moved
+  bool may_announce();  // or when the call has failed
+  bool finish_earlier();
+  bool agree();  // true when all awaited ranks have arrived and agree, or when the call has failed
+  bool compare(uint64_t sequence, uint64_t fingerprint, bool awaits_all);
+  bool awaits(int rank) const;
   void compare_pairs();
+  std::vector<int> missing_in_earlier() const;
   bool is_small_call() const;
   bool is_transferring() const { return phase_ == Phase::kExecute && request_.descriptor.external; }
   Progress execute();
@@ -70,6 +82,7 @@ class CollectiveCall final : public Operation {
   const Request& request_;
   Executor executor_;
   Phase phase_ = Phase::kAnnounce;
+  const bool is_rooted_;
   bool scheduled_ = false;
   bool mismatch_ = false;
   int next_ = 0;                     // the rank whose arrival is awaited

@@ -26,9 +26,8 @@ class Staging {
   }
   // When all have announced the call before, and before this rank publishes progress in this one: have slots.
   void take_slots(uint64_t sequence) { mine_.place_slots(sequence, slots_.begin(sequence)); }
-  // This rank has read all data of other ranks in call `sequence`. After a failed call it need not be called.
-  void end(uint64_t sequence) {
-    mine_.memory().finished.store(sequence, std::memory_order_release);
+  // A call has completed on this rank. After a failed call it need not be called.
+  void end() {
     small_.end();
     slots_.end();
   }

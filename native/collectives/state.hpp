@@ -172,6 +172,8 @@ struct CollectiveState {
   ReadingRanges reading;
   ReadableArrays readable{};
   CopiedSlots copied_in{};
+  uint64_t finished = 0;         // see transport/group_memory.hpp; by this rank
+  uint64_t finished_by_all = 0;  // as far as this rank has looked
   ChosenSchedule chosen{};
   bool streams = false;              // whether the results of the current call are written past the caches
   std::vector<std::byte> scratch{};  // for arrays that are read and then combined
@@ -198,6 +200,16 @@ struct CollectiveState {
     const GroupMemoryView& view = member(peer);
     return view && view.announcement(sequence).sequence.load(std::memory_order_seq_cst) == sequence;
   }
+  void finish(uint64_t sequence) {
+    finished = sequence;
+    mine().memory().finished.store(sequence, std::memory_order_release);
+  }
+  // Before this rank waits, where peers may wait for it to finish calls.
+  void show_finished() {
+    mine().memory().finished.store(finished, std::memory_order_seq_cst);
+    wake_peers();
+  }
+  uint64_t finished_by(int peer) const { return member(peer).memory().finished.load(std::memory_order_seq_cst); }
   void wake_peers() const {
     for (int peer = 0; peer < size(); ++peer) {
       const Arena* arena = (*arenas)[static_cast<size_t>(peer)];

@@ -45,7 +45,7 @@ void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   std::optional<Failure> failure;
   bool is_queued = false;
   if (!ends_soon(call))
-    failure = supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
+    failure = supervise(call, request.descriptor, [&] { return awaited(call, request.descriptor); }, seconds, language);
   if (!failure && (request.after || request.task)) {
     language.unlock();
     failure = failure_of([&] { is_queued = conclude(request, call, seconds, recording) != nullptr; });

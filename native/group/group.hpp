@@ -233,7 +233,7 @@ class Group final : public Source {
   std::vector<int> world_ranks(std::vector<int> members) const;
   void record_awaited(const Descriptor& call, const std::vector<int>& missing) const;
   void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const;
-  std::optional<Awaited> awaited(const Descriptor& call) const;
+  std::optional<Awaited> awaited(const Operation& operation, const Descriptor& call) const;
   void name_relays(Failure& failure, const Descriptor& call) const;
   std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;

@@ -277,6 +277,12 @@ void Group::leave() {
   if (has_unfinished_device_calls())
     break_with(
         {.kind = Failure::Kind::kBroken, .reason = "this rank left the group before its calls on a GPU had ended"}, {});
+  if (state_ && !is_completed())
+    if (std::optional<Failure> mismatch = unseen_mismatch(*state_, sequence_.load(std::memory_order_relaxed))) {
+      const Descriptor call = mismatch->call;
+      keep_unreported(*mismatch, call, true);
+      break_with(*std::move(mismatch), call);
+    }
   mark_left();
   announce_leaving();
   examine_pending();

@@ -93,7 +93,7 @@ void QueuedCall::end(const Failure* failure) {
 // Once it has been numbered.
 std::optional<Awaited> QueuedCall::awaited() {
   const std::lock_guard driving(group_.driving_);
-  return running_ && !is_completed() ? std::optional(group_.awaited(request_.descriptor)) : std::nullopt;
+  return running_ && !is_completed() ? std::optional(group_.awaited(*running_, request_.descriptor)) : std::nullopt;
 }
 
 std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }

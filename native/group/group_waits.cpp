@@ -209,9 +209,13 @@ void Group::report_wait(WaitReport& report, const Operation& operation, const De
 // other hosts. A leader that can itself go on waits for nobody: the thread that advances the call may not have had a
 // core since. Nor does a leader wait for one of another host that has come, while it lacks members of its own host: in
 // the same way the other one waits for this leader, and both go on when those members come.
-std::optional<Awaited> Group::awaited(const Descriptor& call) const {
+std::optional<Awaited> Group::awaited(const Operation& operation, const Descriptor& call) const {
   if (can_relay(call)) return std::nullopt;
   Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
+  if (!spans_hosts()) {
+    awaited.ranks = world_ranks(operation.missing());
+    return awaited;
+  }
   const Topology& topology = state_->topology;
   const int own_leader = topology.leader_of(topology.own_host());
   const auto has_come = [&](int member) {

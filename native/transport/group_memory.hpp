@@ -1,25 +1,27 @@
 // The memory that one rank shares with the other members of one group, in its arena.
 //
 //     group memory of rank r
-//     +----------------+----------------+-------------+----------+-------+----------+-------+----------+
-//     | announcement 0 | announcement 1 | descriptors | progress | slots | finished | state | departed |
-//     +--------|-------+--------|-------+-------------+----------+---|---+----------+-------+----------+
-//              | offset of the  |                                    | offset of the slots
-//              | small areas    |                                    |
-//              v                v                                    v
+//     +----------------+-----+----------------+-------------+----------+-------+----------+-------+----------+
+//     | announcement 0 | ... | announcement 7 | descriptors | progress | slots | finished | state | departed |
+//     +--------|-------+-----+--------|-------+-------------+----------+---|---+----------+-------+----------+
+//              | offset of the        |                                    | offset of the slots
+//              | small areas          |                                    |
+//              v                      v                                    v
 //         +-------------------+                         +--------+--------+--------+--------+
 //         | small 0 | small 1 |                         | slot 0 | slot 1 | slot 2 | slot 3 |
 //         +-------------------+                         +--------+--------+--------+--------+
 //         staging blocks, from pools of the rank
 //
 // Vocabulary. An *announcement* describes one call: its sequence number, its fingerprint, the offset of its small areas
-// and, up to 40 bytes, its data, all in one cache line. Calls use the two announcements in turn, and also the two
-// *small* areas, which hold the data of medium calls. Two are enough, because every call awaits the announcements of
-// all members: when a rank announces call n+2, all members have announced call n+1, so all have completed call n. A
+// and, up to 40 bytes, its data, all in one cache line. Calls use the announcements in turn, and also the two *small*
+// areas, which hold the data of medium calls. *Finished* is the last call up to which this rank has found the calls of
+// all members equal, and has read their data. A rank announces call n+8, in the place of call n, once all members have
+// finished call n. Calls that use more than their announcement are announced only when this rank has finished the call
+// before: then all members have announced that, so all have completed the one before it, and two areas are enough. A
 // *slot* holds one chunk of a large array. *Progress* counts, over the lifetime of the group, the steps that this rank
-// has finished in its slots; it never decreases. *Finished* is the last call whose data this rank has finished reading.
-// A group leases a *staging block* only while it needs one (transport/staging_pool.hpp), so a thousand groups take
-// about one megabyte on each rank, and on a leader about as much for each member of another host that it represents.
+// has finished in its slots; it never decreases. A group leases a *staging block* only while it needs one
+// (transport/staging_pool.hpp), so a thousand groups take about 1.5 megabytes on each rank, and on a leader about as
+// much for each member of another host that it represents.
 //
 // Memory order. An announcement's `sequence` and `progress` are written last, sequentially consistent: as release,
 // they publish everything written before; as part of the one total order, they make the writer's next
@@ -37,6 +39,8 @@
 namespace procgroup {
 
 inline constexpr size_t kInlinePayload = 40;
+// How far a rank that takes nothing in its calls may be ahead of the others, on one core after the other.
+inline constexpr uint64_t kAnnouncements = 16;
 inline constexpr int kSlots = 4;
 
 struct alignas(64) Announcement {
@@ -54,11 +58,11 @@ enum class MemberState : uint32_t {
 };
 
 struct GroupMemory {
-  Announcement announcements[2];
-  alignas(64) Descriptor descriptors[2];
+  Announcement announcements[kAnnouncements];
+  alignas(64) Descriptor descriptors[kAnnouncements];
   alignas(64) std::atomic<uint64_t> progress;
   uint64_t slots[2];                           // offsets in the arena of the slots of calls, in turn
-  alignas(64) std::atomic<uint64_t> finished;  // release: what this rank read of that call it has read
+  alignas(64) std::atomic<uint64_t> finished;  // release: what this rank read up to that call it has read
   alignas(64) std::atomic<MemberState> state;  // release-stored after the two fields below
   FailureHead failure;
   uint64_t failure_details;  // offset in the arena; 0 where there was no memory for them
@@ -95,8 +99,8 @@ class GroupMemoryView {
   explicit operator bool() const { return base_ != nullptr; }
   const Arena& arena() const { return *arena_; }
   GroupMemory& memory() const { return *reinterpret_cast<GroupMemory*>(base_); }
-  Announcement& announcement(uint64_t sequence) const { return memory().announcements[sequence & 1]; }
-  Descriptor& descriptor(uint64_t sequence) const { return memory().descriptors[sequence & 1]; }
+  Announcement& announcement(uint64_t sequence) const { return memory().announcements[sequence % kAnnouncements]; }
+  Descriptor& descriptor(uint64_t sequence) const { return memory().descriptors[sequence % kAnnouncements]; }
   // Release-stored by that member, once, when it has left.
   std::atomic<uint8_t>& departed(int member) const {
     return reinterpret_cast<std::atomic<uint8_t>*>(base_ + sizeof(GroupMemory))[member];

@@ -128,7 +128,8 @@ class OperationError(_CallError):
 class CollectiveMismatch(OperationError):
     """The ranks did not make the same call, or a message is not what its receive expects.
 
-    No array was changed, but where ``intact`` is False: a GPU may have begun.
+    No array was changed, but where ``intact`` is False: a GPU may have begun, or this rank had its result from a rank
+    that made the same call, before it compared the others.
 
     ``calls`` maps each rank to a description of its call, and ``lines`` to the program's line that made it, as in
     "train.py:12", where it is known. ``pair`` names two ranks of an all_to_all that disagree on

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.waiting_calls import TRANSPORTS, on
+from failures.waiting_calls import ROOTED, TRANSPORTS, on
 
 import procgroup as dist
 from procgroup.testing import run_ranks
@@ -33,7 +33,7 @@ def fail_in_a_subgroup() -> Any:
         dist.recv(np.ones(1), 1)
     if rank not in ODD:
         return None
-    mismatch = error_of(lambda: dist.broadcast(np.ones(4 + rank), 3, group=mismatched))
+    mismatch = error_of(lambda: dist.broadcast(np.ones(ROOTED + rank), 3, group=mismatched))
     if rank == 3:
         with pytest.raises(TypeError):
             dist.all_gather_object([None, None], Unpicklable(), group=objects)
@@ -60,8 +60,8 @@ def test_errors_name_global_ranks(transport: str) -> None:
     assert re.fullmatch(r"test_global_ranks\.py:\d+", line) and mismatch.lines == {0: line, 1: line}
     assert str(mismatch).startswith(
         "broadcast #1 on group 1 (rank 0 of 2; global rank 1): the ranks made different calls: this rank called "
-        f"broadcast of 5 float64 from rank 3 (rank 1 of the group) at {line}, rank 3 (rank 1 of group 1) called "
-        f"broadcast of 7 float64 from rank 3 (rank 1 of the group) at {line}. "
+        f"broadcast of 10001 float64 from rank 3 (rank 1 of the group) at {line}, rank 3 (rank 1 of group 1) called "
+        f"broadcast of 10003 float64 from rank 3 (rank 1 of the group) at {line}. "
     ), mismatch
     assert (mismatch.rank, mismatch.global_rank, mismatch.members, set(mismatch.calls)) == (0, 1, (1, 3), {0, 1})
     awaited = (

@@ -19,6 +19,9 @@ ABSENT = 1
 LARGE = 1_000_000
 """Elements of a message that does not go before it is asked for."""
 
+ROOTED = 10_000
+"""Elements of a call with a root for which all ranks wait: see test_rooted_calls.py."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -35,8 +38,8 @@ def _forms() -> dict[str, Form]:
     for name in (name for name in operation_table.COLLECTIVES if not name.endswith("_single")):
         if root := OPERATIONS[name].root:
             side = "to" if root == "destination" else "from"
-            forms[f"{name} {side} a rank that waits"] = Form(name)
-            forms[f"{name} {side} the absent rank"] = Form(name, ABSENT)
+            forms[f"{name} {side} a rank that waits"] = Form(name, count=ROOTED)
+            forms[f"{name} {side} the absent rank"] = Form(name, ABSENT, ROOTED)
         else:
             forms[name] = Form(name)
     return forms

@@ -103,6 +103,10 @@ def root_or_first(
     group: ProcessGroup, global_rank: int | None, group_rank: int | None, names: tuple[str, str] = SOURCE
 ) -> int:
     """Resolve to a group rank; the default is global rank 0. Raises ValueError when both ranks are given."""
+    if group_rank is None and global_rank.__class__ is int:
+        rank = group.group_ranks.get(global_rank)
+        if rank is not None:
+            return rank
     if global_rank is None and group_rank is None:
         global_rank = 0
     return group_rank_of(group, global_rank, group_rank, names)

@@ -85,6 +85,8 @@ def gather_list(arrays: Any, size: int, root: int, rank: int) -> Sequence[Any] |
 
     Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
     """
+    if arrays.__class__ is list and rank == root and len(arrays) == size:  # first, as in group_rank
+        return arrays
     return _list_of_root(arrays, size, root, rank, "gather", "destination")
 
 
@@ -93,6 +95,8 @@ def scatter_list(arrays: Any, size: int, root: int, rank: int) -> Sequence[Any] 
 
     Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
     """
+    if arrays.__class__ is list and rank == root and len(arrays) == size:
+        return arrays
     return _list_of_root(arrays, size, root, rank, "scatter", "source")
 
 
