@@ -8,7 +8,6 @@ failed first from those that only followed: nobody has to read that out of the t
 from __future__ import annotations
 
 import os
-import traceback
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
@@ -115,6 +114,8 @@ def text_of(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
+    import traceback  # not for every start of a program
+
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.machinery
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -95,15 +94,21 @@ def make_agent(options: argparse.Namespace, program: CommandProgram, output: Job
     return agent
 
 
+def _is_program(name: str) -> bool:
+    import shutil  # which loads libraries for archives, in three milliseconds
+
+    return shutil.which(name) is not None
+
+
 def program_command(options: argparse.Namespace) -> list[str]:
     """Return the command that runs the program. A program that does not exist ends this one with status 2."""
     if options.no_python and not options.run_path:
-        if shutil.which(options.script) is None:
+        if not _is_program(options.script):
             options.parser.error(f"there is no program {options.script!r} to execute: check the name and PATH")
         return [options.script]
     # With --run-path torchrun stays in its own interpreter.
     interpreter = (not options.run_path and PYTHON_EXEC.get()) or sys.executable
-    if shutil.which(interpreter) is None:
+    if interpreter != sys.executable and not _is_program(interpreter):
         options.parser.error(f"PYTHON_EXEC={interpreter!r} is no program that can be executed")
     if options.run_path or not options.module:
         if not Path(options.script).exists() and Path(options.script).name in ("python", "python3"):

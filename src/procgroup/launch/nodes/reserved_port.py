@@ -13,8 +13,9 @@ class ReservedPort:
     """A bound TCP port of an address or host name; 0 means any free port. Raises OSError when the port is taken."""
 
     def __init__(self, host: str, port: int) -> None:
+        name = host.encode() if host.isascii() else host  # the codec for other names takes two milliseconds to load
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         self._socket = socket.socket(family, kind, protocol)
         try:

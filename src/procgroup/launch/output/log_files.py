@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -150,6 +149,8 @@ def _remove_abandoned(folder: Path) -> None:
 
 def _remove_with_lock(directory: Path) -> None:
     """Remove a directory, its lock last: if this launcher is killed meanwhile, the next one removes the rest."""
+    import shutil  # not for every start of a program
+
     with suppress(OSError):  # another launcher removes it, too
         for entry in directory.iterdir():
             if entry.is_dir() and not entry.is_symlink():
