@@ -28,10 +28,13 @@ PythonGroup::PythonGroup(std::shared_ptr<PythonEngine> engine, uint64_t id, std:
                          int rank, std::vector<int> hosts)
     : engine_(std::move(engine)) {
   require_outside_transfer("the making of a group");
-  group_ = make_group(
-      engine_->engine(),
-      GroupOptions{
-          .id = id, .name = std::move(name), .members = std::move(members), .rank = rank, .hosts = std::move(hosts)});
+  const size_t ranks = members.size();
+  group_ = make_group(engine_->engine(), GroupOptions{.id = id,
+                                                      .name = std::move(name),
+                                                      .members = std::move(members),
+                                                      .rank = rank,
+                                                      .hosts = std::move(hosts),
+                                                      .reading = ReadingRanges::for_this_processor(ranks)});
 }
 
 // Without the interpreter's lock: see make_group.

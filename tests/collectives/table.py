@@ -166,7 +166,7 @@ def _ways_in_memory(name: str, kind: str, size: int) -> Iterator[Way]:
     many = PARTS * part
     is_read = start <= many < end
     if is_read:
-        many = end if end < start << 10 else start - 8
+        many = end if end < start << 8 else start - 8
     if kind == "all_reduce":
         yield Way("many parts", "slots" if size == 2 else "scattered", many)
         yield Way("direct to the end", "slots", LIMITS["direct"])
