@@ -19,7 +19,8 @@ void Outbox::send(std::shared_ptr<SendTransfer> transfer) {
     header.kind = FrameKind::kAnnounce;
     header.number = ++last_number_;
     const bool exposes = single_copy_ != nullptr && !transfer->is_scattered();
-    Exposure exposure = exposes ? single_copy_->expose(header.number, transfer->data, transfer->size) : Exposure();
+    Exposure exposure =
+        exposes ? single_copy_->expose(header.number, transfer->data, transfer->size, !messages_.empty()) : Exposure();
     messages_.try_emplace(header.number, transfer, std::move(exposure));
   }
   small_.push_back({header, std::move(transfer)});

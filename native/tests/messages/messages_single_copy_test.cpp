@@ -55,7 +55,8 @@ struct SingleCopyPair {
             .theirs = &exposers[1 - rank].table(),
             .peer = &peer,
             .own = &exposers[rank].arena,
-            .from = 100'000};
+            .from = 100'000,
+            .from_behind_others = 70'000};
   }
   void settle() {
     while (int{first.pump()} + int{second.pump()} > 0) {
@@ -123,6 +124,21 @@ void many_messages_at_a_time_arrive() {
   std::vector<TransferPtr> transfers;
   for (unsigned index = 0; index < received.size(); ++index) sent.push_back(pattern(200'000, index));
   for (const Bytes& data : sent) transfers.push_back(pair.first.send(1, {1, 1}, data.data(), data.size()));
+  for (Bytes& data : received) transfers.push_back(pair.second.receive(0, {1, 1}, data.data(), data.size()));
+  pair.settle();
+  CHECK(std::ranges::all_of(transfers, succeeded) && received == sent && !pair.exposes_anything());
+}
+
+// The first of them is not behind another one: it is streamed.
+void a_message_behind_others_is_exposed_from_a_smaller_size_on() {
+  const size_t size = 80'000;
+  SingleCopyPair pair;
+  const std::vector<Bytes> sent{pattern(size, 1), pattern(size, 2), pattern(size, 3)};
+  std::vector<Bytes> received(sent.size(), Bytes(size));
+  std::vector<TransferPtr> transfers;
+  for (const Bytes& data : sent) transfers.push_back(pair.first.send(1, {1, 1}, data.data(), data.size()));
+  const ExposureTable& table = pair.exposers[0].table();
+  CHECK(!table.find(1) && table.find(2) && table.find(3));
   for (Bytes& data : received) transfers.push_back(pair.second.receive(0, {1, 1}, data.data(), data.size()));
   pair.settle();
   CHECK(std::ranges::all_of(transfers, succeeded) && received == sent && !pair.exposes_anything());
@@ -407,6 +423,7 @@ int main() {
   RUN_TEST(every_size_arrives_also_where_nothing_can_be_read);
   RUN_TEST(an_array_in_the_arena_is_read_through_the_mapping);
   RUN_TEST(many_messages_at_a_time_arrive);
+  RUN_TEST(a_message_behind_others_is_exposed_from_a_smaller_size_on);
   RUN_TEST(another_size_is_refused_before_a_byte_moves);
   RUN_TEST(a_small_message_overtakes_a_large_one_that_is_read);
   RUN_TEST(a_send_that_is_cancelled_in_mid_read_is_no_message);
