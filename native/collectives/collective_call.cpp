@@ -33,12 +33,11 @@ bool is_rooted(const CollectiveState& state, const Request& request) {
 }
 
 // What each rank called. The places are named where they differ.
-Failure mismatch_of(const CollectiveState& state, uint64_t sequence, bool completed) {
+Failure mismatch_of(const CollectiveState& state, uint64_t sequence, uint64_t running) {
   Failure failure{.kind = Failure::Kind::kMismatch};
   const Descriptor& own = state.member(state.rank).descriptor(sequence);
   failure.call = own;
-  // Of a call that has completed on this rank already.
-  failure.wrote = completed && takes(own.op, state.rank, own.root);
+  failure.wrote = sequence < running && takes(own.op, state.rank, own.root);  // that call has completed on this rank
   std::vector<std::optional<Descriptor>> calls;
   bool places_differ = false;
   bool captures_differ = false;
@@ -60,16 +59,12 @@ Failure mismatch_of(const CollectiveState& state, uint64_t sequence, bool comple
 
 }  // namespace
 
-std::optional<Failure> unseen_mismatch(const CollectiveState& state, uint64_t last) {
-  const auto differs = [&](uint64_t sequence) {
-    const uint64_t own = state.member(state.rank).announcement(sequence).fingerprint;
+std::optional<Failure> unseen_mismatch(const CollectiveState& state, uint64_t last, uint64_t running) {
+  if (!kDiagnoses || state.topology.spans_hosts()) return std::nullopt;
+  for (uint64_t sequence = state.finished + 1; sequence <= last; ++sequence)
     for (int rank = 0; rank < state.size(); ++rank)
-      if (state.has_announced(rank, sequence) && state.member(rank).announcement(sequence).fingerprint != own)
-        return true;
-    return false;
-  };
-  for (uint64_t sequence = state.finished + 1; kDiagnoses && sequence <= last; ++sequence)
-    if (state.has_announced(state.rank, sequence) && differs(sequence)) return mismatch_of(state, sequence, true);
+      if (state.has_announced(rank, sequence) && state.differs(rank, sequence))
+        return mismatch_of(state, sequence, running);
   return std::nullopt;
 }
 
@@ -206,9 +201,9 @@ Failure CollectiveCall::translated(Failure failure) const {
 void CollectiveCall::give_up(Failure failure) {
   if (is_completed()) return;
   // Another rank may have found what this one had not yet compared.
-  const bool is_relayed = failure.kind == Failure::Kind::kFailed && failure.cause == Failure::Kind::kMismatch;
-  if (is_relayed && !state_.topology.spans_hosts())
-    if (std::optional<Failure> mismatch = unseen_mismatch(state_, request_.descriptor.sequence - 1))
+  const uint64_t running = request_.descriptor.sequence;
+  if (failure.kind == Failure::Kind::kFailed && failure.cause == Failure::Kind::kMismatch)
+    if (auto mismatch = unseen_mismatch(state_, phase_ == Phase::kAnnounce ? running - 1 : running, running))
       failure = *std::move(mismatch);
   if (failure.kind == Failure::Kind::kTimeout && is_transferring() && (confirmation_ || awaited_.empty())) {
     std::vector<int> stopped = state_.stopped_members ? state_.stopped_members() : std::vector<int>{};
@@ -329,7 +324,7 @@ bool CollectiveCall::may_announce() {
   const uint64_t before = state_.finished;
   const bool has_finished = finish_earlier();
   if (is_completed()) return true;
-  bool may = has_finished || (!mismatch_ && is_inline(state_, request_.descriptor));
+  bool may = has_finished || (mismatch_ == 0 && is_inline(state_, request_.descriptor));
   if (may && !state_.topology.spans_hosts() && state_.finished_by_all + kAnnouncements < sequence) {
     state_.finished_by_all = state_.finished;
     for (int rank = 0; rank < state_.size(); ++rank)
@@ -346,7 +341,7 @@ bool CollectiveCall::finish_earlier() {
   if (state_.topology.spans_hosts()) return true;  // there every call waits for all ranks
   while (state_.finished + 1 < request_.descriptor.sequence) {
     const uint64_t earlier = state_.finished + 1;
-    if (!compare(earlier, state_.mine().announcement(earlier).fingerprint, true)) return false;
+    if (!compare(earlier, true)) return false;
     if (is_completed()) return true;
     next_ = 0;
     state_.finish(earlier);
@@ -355,32 +350,34 @@ bool CollectiveCall::finish_earlier() {
 }
 
 bool CollectiveCall::agree() {
-  if (!compare(request_.descriptor.sequence, fingerprint_, !is_rooted_)) return false;
+  const uint64_t sequence = request_.descriptor.sequence;
+  if (!compare(sequence, !is_rooted_)) return false;
   if (is_completed()) return true;
-  if (!is_rooted_) {
-    next_ = 0;
-    if (!finish_earlier() || is_completed()) return is_completed();
-    next_ = state_.size();
+  if (!is_rooted_ && !state_.topology.spans_hosts() && state_.finished + 1 < sequence) {
+    state_.finished = sequence - 1;
+    state_.show_finished();  // a rank that is in its next call already may wait for it
   }
   if (request_.descriptor.op == OpKind::kAllToAll) compare_pairs();
   return true;
 }
 
-// Whether the awaited ranks have announced a call. A call in which they differ fails, once all have come, or soon.
-bool CollectiveCall::compare(uint64_t sequence, uint64_t fingerprint, bool awaits_all) {
+// Whether the awaited ranks have announced a call; their earlier calls are compared with it. A call in which one
+// differs fails, once all have come to that, or soon.
+bool CollectiveCall::compare(uint64_t sequence, bool awaits_all) {
   for (; next_ < state_.size(); ++next_) {
     if (!awaits_all && !awaits(next_)) continue;
     if (!state_.has_announced(next_, sequence)) break;
-    if (kDiagnoses && state_.member(next_).announcement(sequence).fingerprint != fingerprint) mismatch_ = true;
+    const uint64_t first = state_.find_difference(next_, sequence);
+    if (kDiagnoses && first != 0 && (mismatch_ == 0 || first < mismatch_)) mismatch_ = first;
   }
   // A leader does not leave this phase before it has sent what the other hosts wait for.
   const bool is_known = next_ == state_.size() && (!state_.relay || state_.relay->is_completed());
-  if (!mismatch_) return is_known;
+  if (mismatch_ == 0) return is_known;
   if (mismatch_since_ns_ == 0) mismatch_since_ns_ = now_ns();
   bool all_known = is_known;
-  for (int rank = 0; rank < state_.size(); ++rank) all_known = all_known && state_.has_announced(rank, sequence);
+  for (int rank = 0; rank < state_.size(); ++rank) all_known = all_known && state_.has_announced(rank, mismatch_);
   if (!all_known && now_ns() - mismatch_since_ns_ < kMismatchWaitNs) return false;
-  give_up(mismatch_of(state_, sequence, sequence < request_.descriptor.sequence));
+  give_up(mismatch_of(state_, mismatch_, request_.descriptor.sequence));
   return true;
 }
 
@@ -420,25 +417,29 @@ std::vector<int> CollectiveCall::missing() const {
   const int leader = state_.topology.leader_of(state_.topology.own_host());
   const bool knows_all = is_rooted_ || state_.has_announced(leader, sequence);
   for (int rank = 0; rank < state_.size(); ++rank) {
-    const bool awaited = phase_ == Phase::kExecute
-                             ? executor_.awaits(rank)
-                             : !state_.has_announced(rank, sequence) && (!is_rooted_ || mismatch_ || awaits(rank)) &&
-                                   (knows_all || state_.topology.is_local(rank));
+    const bool awaited = phase_ == Phase::kExecute ? executor_.awaits(rank)
+                                                   : !state_.has_announced(rank, sequence) &&
+                                                         (!is_rooted_ || mismatch_ != 0 || awaits(rank)) &&
+                                                         (knows_all || state_.topology.is_local(rank));
     if (awaited) ranks.push_back(rank);
   }
   return ranks;
 }
 
-// The ranks for which this one waits before it announces the call: no rank that has announced it is one of them.
+// The ranks for which this one waits before it announces the call: those that have not come to the call that it, or the
+// rank that is behind, compares next. Where all have, that rank has to look.
 std::vector<int> CollectiveCall::missing_in_earlier() const {
-  const uint64_t sequence = request_.descriptor.sequence;
-  std::vector<int> ranks;
+  uint64_t finished = state_.finished;
+  if (finished + 1 >= request_.descriptor.sequence || is_inline(state_, request_.descriptor))
+    for (int rank = 0; rank < state_.size(); ++rank) finished = std::min(finished, state_.finished_by(rank));
+  std::vector<int> late;
+  std::vector<int> behind;
   for (int rank = 0; rank < state_.size(); ++rank) {
-    const bool has_announced = state_.finished + 1 >= sequence || state_.has_announced(rank, state_.finished + 1);
-    if (rank != state_.rank && (!has_announced || state_.finished_by(rank) + kAnnouncements < sequence))
-      ranks.push_back(rank);
+    if (rank == state_.rank) continue;
+    if (!state_.has_announced(rank, finished + 1)) late.push_back(rank);
+    if (state_.finished_by(rank) == finished) behind.push_back(rank);
   }
-  return ranks;
+  return late.empty() ? behind : late;
 }
 
 }  // namespace procgroup

@@ -15,7 +15,8 @@
 // A *rooted* call, which is a small one on one host that has a root, waits for those ranks alone: the root of a
 // broadcast for nobody, the others for the root; the root of a gather for all, the others for nobody. The other ranks'
 // fingerprints are compared when they are there: before this rank announces its next calls, of which it may begin some
-// while others lag, or when it leaves the group. A mismatch that is found then is that of the earlier call.
+// while others lag, or when it leaves the group. A mismatch that is found then is that of the earlier call. A rank
+// whose data is used must have made the same calls up to this one.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,9 @@ namespace procgroup {
 // Whether a collective that is not an all_to_all is small: its data is sent beside the announcement.
 bool is_small(const CollectiveState& state, const Descriptor& call);
 
-// For a rank that leaves: the mismatch in the first of its last calls that differs from those that have come.
-std::optional<Failure> unseen_mismatch(const CollectiveState& state, uint64_t last);
+// The mismatch in the first of this rank's calls up to `last`, as far as the other ranks' have come, that it has not
+// compared with all of them; `running`: the first call that has not completed here.
+std::optional<Failure> unseen_mismatch(const CollectiveState& state, uint64_t last, uint64_t running);
 
 // Ranks in failures and in missing() are group ranks. The state, the request and its arrays outlive the call.
 class CollectiveCall final : public Operation {
@@ -63,7 +65,7 @@ class CollectiveCall final : public Operation {
   bool may_announce();  // or when the call has failed
   bool finish_earlier();
   bool agree();  // true when all awaited ranks have arrived and agree, or when the call has failed
-  bool compare(uint64_t sequence, uint64_t fingerprint, bool awaits_all);
+  bool compare(uint64_t sequence, bool awaits_all);
   bool awaits(int rank) const;
   void compare_pairs();
   std::vector<int> missing_in_earlier() const;
@@ -84,7 +86,7 @@ class CollectiveCall final : public Operation {
   Phase phase_ = Phase::kAnnounce;
   const bool is_rooted_;
   bool scheduled_ = false;
-  bool mismatch_ = false;
+  uint64_t mismatch_ = 0;            // the first call in which a rank is known to differ
   int next_ = 0;                     // the rank whose arrival is awaited
   std::vector<int> awaited_;         // the ranks that another backend waits for, where it names them
   std::optional<Task::State> task_;  // once it has been started

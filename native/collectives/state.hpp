@@ -1,6 +1,7 @@
 // The state that the collectives of one group share on this rank. One call runs at a time.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -173,8 +174,9 @@ struct CollectiveState {
   ReadingRanges reading;
   ReadableArrays readable{};
   CopiedSlots copied_in{};
-  uint64_t finished = 0;         // see transport/group_memory.hpp; by this rank
-  uint64_t finished_by_all = 0;  // as far as this rank has looked
+  uint64_t finished = 0;          // see transport/group_memory.hpp; by this rank
+  uint64_t finished_by_all = 0;   // as far as this rank has looked
+  std::vector<uint64_t> equal{};  // by group rank: the last call up to which its calls are known to be this rank's
   ChosenSchedule chosen{};
   bool streams = false;              // whether the results of the current call are written past the caches
   std::vector<std::byte> scratch{};  // for arrays that are read and then combined
@@ -200,6 +202,19 @@ struct CollectiveState {
   bool has_announced(int peer, uint64_t sequence) const {
     const GroupMemoryView& view = member(peer);
     return view && view.announcement(sequence).sequence.load(std::memory_order_seq_cst) == sequence;
+  }
+  // Of a call that both ranks have announced.
+  bool differs(int peer, uint64_t sequence) const {
+    return member(peer).announcement(sequence).fingerprint != member(rank).announcement(sequence).fingerprint;
+  }
+  // The first call up to one that a rank has announced in which it differs from this rank; 0: none.
+  uint64_t find_difference(int peer, uint64_t sequence) {
+    if (topology.spans_hosts()) return differs(peer, sequence) ? sequence : 0;
+    equal.resize(members.size());
+    uint64_t& known = equal[static_cast<size_t>(peer)];
+    for (known = std::max(known, finished); known < sequence; ++known)
+      if (differs(peer, known + 1)) return known + 1;
+    return 0;
   }
   void finish(uint64_t sequence) {
     finished = sequence;

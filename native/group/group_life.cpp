@@ -277,17 +277,24 @@ void Group::leave() {
   if (has_unfinished_device_calls())
     break_with(
         {.kind = Failure::Kind::kBroken, .reason = "this rank left the group before its calls on a GPU had ended"}, {});
-  if (state_ && !is_completed())
-    if (std::optional<Failure> mismatch = unseen_mismatch(*state_, sequence_.load(std::memory_order_relaxed))) {
-      const Descriptor call = mismatch->call;
-      keep_unreported(*mismatch, call, true);
-      break_with(*std::move(mismatch), call);
-    }
+  raise_unseen_mismatch();
   mark_left();
   announce_leaving();
   examine_pending();
   end_pending();
   engine_.completed();
+}
+
+// Unless a call is running, which compares them itself.
+void Group::raise_unseen_mismatch() {
+  if (!state_ || is_completed() || busy_.exchange(true, std::memory_order_acquire)) return;
+  const uint64_t last = sequence_.load(std::memory_order_relaxed);
+  std::optional<Failure> mismatch = unseen_mismatch(*state_, last, last + 1);
+  busy_.store(false, std::memory_order_release);
+  if (!mismatch) return;
+  const Descriptor call = mismatch->call;
+  keep_unreported(*mismatch, call, true);
+  break_with(*std::move(mismatch), call);
 }
 
 std::optional<OperationFailed> Group::take_unraised() {

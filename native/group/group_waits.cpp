@@ -212,16 +212,19 @@ void Group::report_wait(WaitReport& report, const Operation& operation, const De
 std::optional<Awaited> Group::awaited(const Operation& operation, const Descriptor& call) const {
   if (can_relay(call)) return std::nullopt;
   Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
-  if (!spans_hosts()) {
-    awaited.ranks = world_ranks(operation.missing());
-    return awaited;
-  }
   const Topology& topology = state_->topology;
   const int own_leader = topology.leader_of(topology.own_host());
   const auto has_come = [&](int member) {
     const GroupMemoryView& theirs = state_->member(member);
     return theirs && theirs.announcement(call.sequence).sequence.load(std::memory_order_seq_cst) >= call.sequence;
   };
+  if (!spans_hosts()) {
+    // Once all have come they wait for each other's data in turn: such a wait ends when the other rank gets a core.
+    std::vector<int> missing = operation.missing();
+    std::erase_if(missing, has_come);
+    awaited.ranks = world_ranks(std::move(missing));
+    return awaited;
+  }
   const bool knows_all = has_come(own_leader);
   bool lacks_local = false;
   for (int member = 0; member < size(); ++member)

@@ -1,12 +1,12 @@
 // The memory that one rank shares with the other members of one group, in its arena.
 //
 //     group memory of rank r
-//     +----------------+-----+----------------+-------------+----------+-------+----------+-------+----------+
-//     | announcement 0 | ... | announcement 7 | descriptors | progress | slots | finished | state | departed |
-//     +--------|-------+-----+--------|-------+-------------+----------+---|---+----------+-------+----------+
-//              | offset of the        |                                    | offset of the slots
-//              | small areas          |                                    |
-//              v                      v                                    v
+//     +----------------+-----+-----------------+-------------+----------+-------+----------+-------+----------+
+//     | announcement 0 | ... | announcement 15 | descriptors | progress | slots | finished | state | departed |
+//     +--------|-------+-----+--------|--------+-------------+----------+---|---+----------+-------+----------+
+//              | offset of the        |                                     | offset of the slots
+//              | small areas          |                                     |
+//              v                      v                                     v
 //         +-------------------+                         +--------+--------+--------+--------+
 //         | small 0 | small 1 |                         | slot 0 | slot 1 | slot 2 | slot 3 |
 //         +-------------------+                         +--------+--------+--------+--------+
@@ -15,12 +15,12 @@
 // Vocabulary. An *announcement* describes one call: its sequence number, its fingerprint, the offset of its small areas
 // and, up to 40 bytes, its data, all in one cache line. Calls use the announcements in turn, and also the two *small*
 // areas, which hold the data of medium calls. *Finished* is the last call up to which this rank has found the calls of
-// all members equal, and has read their data. A rank announces call n+8, in the place of call n, once all members have
+// all members equal, and has read their data. A rank announces call n+16, in the place of call n, once all members have
 // finished call n. Calls that use more than their announcement are announced only when this rank has finished the call
 // before: then all members have announced that, so all have completed the one before it, and two areas are enough. A
 // *slot* holds one chunk of a large array. *Progress* counts, over the lifetime of the group, the steps that this rank
 // has finished in its slots; it never decreases. A group leases a *staging block* only while it needs one
-// (transport/staging_pool.hpp), so a thousand groups take about 1.5 megabytes on each rank, and on a leader about as
+// (transport/staging_pool.hpp), so a thousand groups take about two megabytes on each rank, and on a leader about as
 // much for each member of another host that it represents.
 //
 // Memory order. An announcement's `sequence` and `progress` are written last, sequentially consistent: as release,
@@ -39,7 +39,8 @@
 namespace procgroup {
 
 inline constexpr size_t kInlinePayload = 40;
-// How far a rank that takes nothing in its calls may be ahead of the others, on one core after the other.
+// So many calls a rank may be ahead of the others where it takes nothing: ranks that share a core switch that much
+// less.
 inline constexpr uint64_t kAnnouncements = 16;
 inline constexpr int kSlots = 4;
 

@@ -195,6 +195,57 @@ def test_a_rank_that_awaits_the_root_alone_is_in_no_deadlock_with_the_others() -
     run(wait_in_a_chain, 3)
 
 
+def wait_for_the_last_rank(rank: int, size: int) -> tuple[int, Any]:
+    """Ranks 0 and 1 are as far ahead as they can be: both wait for rank 2 alone, and not for each other."""
+    dist.init_process_group(timeout=60)
+    array = np.full(1, float(rank))
+    if rank == 2:
+        wait_until(Path(os.environ["GO_ON"]).exists)
+    try:
+        for number in range(AHEAD + 4):
+            dist.broadcast(array, 0, timeout=2 if rank == 0 else 60)
+            assert array[0] == 0, number
+    except dist.CollectiveTimeout as error:
+        Path(os.environ["GO_ON"]).touch()
+        return number, error.missing
+    except dist.PeerFailed as error:
+        return number, error.missing
+    return number, None
+
+
+def test_ranks_that_are_ahead_wait_for_the_late_one_alone(tmp_path: Path) -> None:
+    results = run(wait_for_the_last_rank, 3, environment={"GO_ON": str(tmp_path / "go on")})
+    assert results[:2] == [(AHEAD, (2,)), (AHEAD, (2,))], results
+
+
+def differ_before(rank: int, size: int) -> tuple[int, str, float]:
+    """Ranks 1 and 2 differ in their first call, and agree in the second; rank 0 has come to neither."""
+    dist.init_process_group(timeout=60)
+    told = Path(os.environ["TOLD"])
+    array = np.full(1, float(rank))
+    try:
+        if rank == 0:
+            wait_until(told.exists)
+            dist.barrier()
+        elif rank == 1:
+            dist.broadcast(array, 1)
+            dist.broadcast(array, 1)
+            dist.barrier()
+        else:
+            dist.reduce(array, 0)
+            dist.broadcast(array, 1)
+    except dist.DistError as error:
+        told.touch()
+        return getattr(error, "sequence", 0), type(error).__name__, float(array[0])
+    return 0, "", float(array[0])
+
+
+def test_nothing_is_taken_from_a_rank_that_made_another_call_before(tmp_path: Path) -> None:
+    results = run(differ_before, 3, environment={"TOLD": str(tmp_path / "told")})
+    assert results[2] == (1, "CollectiveMismatch", 2.0), results
+    assert all(name in ("CollectiveMismatch", "PeerFailed") for _, name, _ in results), results
+
+
 def take_turns(rank: int, size: int) -> None:
     """Each call has another root, so that each rank is ahead of some and behind others."""
     dist.init_process_group(timeout=60)

@@ -152,7 +152,7 @@ def gather(
 
     All arrays have the dtype and size of ``tensor``. Raises ValueError when ``gather_list`` is missing on
     ``dst``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
-    dtype, size or ``dst`` differ between the ranks.
+    dtype, size or ``dst`` differ between the ranks: after a small call others than ``dst`` raise it in a later one.
     """
     chosen = choose(group, "gather")
     if chosen is None:
@@ -203,7 +203,7 @@ def scatter(
 
     All arrays have the dtype and size of ``tensor``. Raises ValueError when ``scatter_list`` is missing on
     ``src``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
-    dtype, size or ``src`` differ between the ranks.
+    dtype, size or ``src`` differ between the ranks: after a small call ``src`` raises it in a later one.
     """
     chosen = choose(group, "scatter")
     if chosen is None:
