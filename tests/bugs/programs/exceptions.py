@@ -219,7 +219,7 @@ def group_is_used_after_its_end() -> None:
 def argument_is_wrong_on_one_rank() -> None:
     """Rank 1 names a root that there is not."""
     join(LONG_TIMEOUT)
-    dist.broadcast(full(4, 1.0), src=7 if dist.get_rank() == 1 else 0)  # BUG
+    dist.broadcast(full(20_000, 1.0), src=7 if dist.get_rank() == 1 else 0)  # BUG
 
 
 @failure()
