@@ -40,7 +40,7 @@ def test_each_operation_is_right_by_each_of_its_schedules(transport: str, size: 
 
 
 @transports
-@sizes
+@pytest.mark.parametrize("size", [pytest.param(size, marks=[pytest.mark.slow] if size > 4 else []) for size in SIZES])
 @pytest.mark.parametrize("operation", REDUCING)
 def test_reductions_equal_numpys_to_the_bit(transport: str, size: int, operation: str, sampled: bool) -> None:
     play_all(choose([operation], size, sampled), size, transport)

@@ -202,7 +202,7 @@ def test_leaders_that_wait_for_late_ranks_of_their_hosts_are_not_called_deadlock
     assert run(late_on_each_host, size, args=(is_asynchronous,), environment=on("spanning")) == [size] * size
 
 
-QUICK_SEEDS = (5, 9, 21)
+QUICK_SEEDS = (5,)
 
 
 def call_at_random(seed: int, size: int) -> None:

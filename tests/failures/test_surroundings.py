@@ -89,7 +89,12 @@ def work_with_little(rank: int, size: int, limit: str, room: int) -> str:
 
 @pytest.mark.parametrize(
     ("limit", "room"),
-    [*[("RLIMIT_AS", room << 20) for room in (4, 24, 64)], ("RLIMIT_FSIZE", 1 << 20), ("RLIMIT_FSIZE", 0)],
+    [
+        pytest.param("RLIMIT_AS", 4 << 20, marks=pytest.mark.slow),
+        *[("RLIMIT_AS", room << 20) for room in (24, 64)],
+        ("RLIMIT_FSIZE", 1 << 20),
+        ("RLIMIT_FSIZE", 0),
+    ],
 )
 def test_too_little_memory_falls_back_to_tcp_or_is_an_error_in_words(limit: str, room: int) -> None:
     with start(work_with_little, 2, args=(limit, room)) as world:
