@@ -241,8 +241,7 @@ bool is_small(const CollectiveState& state, const Descriptor& call) {
   return call.bytes() <= state.messages->limits.small_bytes && ranks * entry <= kEagerBytes;
 }
 
-// Whether a call uses nothing but its announcement.
-static bool is_inline(const CollectiveState& state, const Descriptor& call) {
+bool is_inline(const CollectiveState& state, const Descriptor& call) {
   return call.op != OpKind::kAllToAll && largest_contribution(call, state.size()) <= kInlinePayload &&
          is_small(state, call);
 }

@@ -33,6 +33,8 @@ namespace procgroup {
 
 // Whether a collective that is not an all_to_all is small: its data is sent beside the announcement.
 bool is_small(const CollectiveState& state, const Descriptor& call);
+// Whether a call uses nothing but its announcement.
+bool is_inline(const CollectiveState& state, const Descriptor& call);
 
 // The mismatch in the first of this rank's calls up to `last`, as far as the other ranks' have come, that it has not
 // compared with all of them; `running`: the first call that has not completed here.

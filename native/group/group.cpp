@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/pause.hpp"
-#include "collectives/small_call.hpp"
 #include "group/group_operation.hpp"
 #include "runtime/recording.hpp"
 
@@ -514,10 +513,7 @@ bool Group::takes_iovecs(const Descriptor& call) const {
   return copies_once && !is_small(*state_, call);
 }
 
-bool Group::is_announced_whole(const Descriptor& call) const {
-  if (call.op == OpKind::kAllToAll) return false;
-  return largest_contribution(call, size()) <= kInlinePayload && is_small(*state_, call);
-}
+bool Group::is_announced_whole(const Descriptor& call) const { return is_inline(*state_, call); }
 
 const char* Group::last_schedule() const {
   if (!state_) return "";

@@ -85,8 +85,6 @@ def gather_list(arrays: Any, size: int, root: int, rank: int) -> Sequence[Any] |
 
     Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
     """
-    if arrays.__class__ is list and rank == root and len(arrays) == size:  # first, as in group_rank
-        return arrays
     return _list_of_root(arrays, size, root, rank, "gather", "destination")
 
 
@@ -95,12 +93,12 @@ def scatter_list(arrays: Any, size: int, root: int, rank: int) -> Sequence[Any] 
 
     Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
     """
-    if arrays.__class__ is list and rank == root and len(arrays) == size:
-        return arrays
     return _list_of_root(arrays, size, root, rank, "scatter", "source")
 
 
 def _list_of_root(arrays: Any, size: int, root: int, rank: int, op: str, side: str) -> Sequence[Any] | None:
+    if arrays.__class__ is list and rank == root and len(arrays) == size:  # first, as in group_rank
+        return arrays
     # An array has no truth value, so only an empty list or tuple counts as none.
     given = arrays is not None and not (isinstance(arrays, (list, tuple)) and not arrays)
     if rank == root and given:
