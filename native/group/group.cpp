@@ -274,7 +274,7 @@ int64_t Group::longest_sleep_ns() {
   const std::lock_guard lock(queue_mutex_);
   int64_t longest = queue_.empty() ? kAnySleepNs : queue_.front()->longest_sleep_ns();
   if (!captured_.empty()) longest = std::min(longest, DeviceOperation::kSleepNs);
-  for (const std::shared_ptr<GroupOperation>& message : messages_)
+  for (const std::shared_ptr<MessageOperation>& message : messages_)
     longest = std::min(longest, message->longest_sleep_ns());
   for (const auto& [key, queue] : device_queues_)
     if (!queue.empty()) longest = std::min(longest, DeviceOperation::kSleepNs);
@@ -310,7 +310,7 @@ std::optional<size_t> Group::open_receives(const Operation& waited, const std::v
   for (const auto& [key, queue] : device_queues_)
     if (!queue.empty() && queue.front().get() != &waited) return std::nullopt;
   size_t open = 0;
-  for (const std::shared_ptr<GroupOperation>& message : messages_) {
+  for (const std::shared_ptr<MessageOperation>& message : messages_) {
     if (message->is_completed() || message.get() == &waited) continue;
     const GroupOperation::Beside beside = message->beside(awaited);
     if (beside == GroupOperation::Beside::kAnything) return std::nullopt;
@@ -386,7 +386,7 @@ void Group::end_with(const GroupOperation& operation, const Failure& failure) {
 }
 
 Progress Group::advance_messages() {
-  std::vector<std::shared_ptr<GroupOperation>> running;
+  std::vector<std::shared_ptr<MessageOperation>> running;
   {
     const std::lock_guard lock(queue_mutex_);
     running = messages_;
@@ -394,8 +394,10 @@ Progress Group::advance_messages() {
   if (running.empty()) return Progress::kDone;
   Progress progress = Progress::kWaiting;
   bool has_any_completed = false;
-  for (const std::shared_ptr<GroupOperation>& message : running) {
-    const Progress one = message->advance();
+  bool looks = true;  // each look is at all channels: one that finds nothing is enough for all messages
+  for (const std::shared_ptr<MessageOperation>& message : running) {
+    const Progress one = looks ? message->advance() : message->advance_without_look();
+    looks = looks && one != Progress::kWaiting;
     if (one != Progress::kWaiting) progress = Progress::kMoved;
     has_any_completed = has_any_completed || one == Progress::kDone;
   }
@@ -445,7 +447,7 @@ void Group::examine_pending() {
   std::vector<std::shared_ptr<GroupOperation>> waiting;  // for their turn: to advance them would start them
   {
     const std::lock_guard lock(queue_mutex_);
-    running = messages_;
+    running.assign(messages_.begin(), messages_.end());
     // Those behind the first end after it, but for their deadlines and the end of the group.
     for (const auto& [key, queue] : device_queues_)
       for (const std::shared_ptr<GroupOperation>& work : queue)

@@ -306,7 +306,7 @@ class Group final : public Source {
   std::vector<uint64_t> matched_;
   std::mutex queue_mutex_;  // guards queue_, messages_, device_queues_ and captured_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
-  std::vector<std::shared_ptr<GroupOperation>> messages_;  // completed ones stay for a while
+  std::vector<std::shared_ptr<MessageOperation>> messages_;  // completed ones stay for a while
   // Tasks on a device, of collectives, and of messages from and to each member. Those of a queue complete in order, so
   // only the first is looked at.
   std::map<std::pair<OpKind, int>, std::deque<std::shared_ptr<GroupOperation>>> device_queues_;

@@ -311,7 +311,7 @@ void Group::end_pending() {
     const std::lock_guard lock(queue_mutex_);
     captured = std::exchange(captured_, {});
     if (!captured.empty()) engine_.record().set_replays(options_.id, {});  // this rank looks at them no more
-    pending = messages_;
+    pending.assign(messages_.begin(), messages_.end());
     for (const auto& [key, queue] : device_queues_) pending.insert(pending.end(), queue.begin(), queue.end());
     pending.insert(pending.end(), queue_.begin(), queue_.end());
   }

@@ -131,17 +131,22 @@ MessageOperation::~MessageOperation() {
 
 Progress MessageOperation::advance() {
   if (is_completed()) return Progress::kDone;
-  return header_moved_.load(std::memory_order_acquire) ? advance_task() : advance_transfer();
+  return header_moved_.load(std::memory_order_acquire) ? advance_task() : advance_transfer(true);
 }
 
-Progress MessageOperation::advance_transfer() {
+Progress MessageOperation::advance_without_look() {
+  if (is_completed()) return Progress::kDone;
+  return header_moved_.load(std::memory_order_acquire) ? advance_task() : advance_transfer(false);
+}
+
+Progress MessageOperation::advance_transfer(bool looks) {
   std::unique_lock lock(group_.engine_.messages_mutex());
   if (is_completed()) return Progress::kDone;
   if (header_moved_.load(std::memory_order_relaxed)) return Progress::kMoved;  // another thread was here meanwhile
   const bool starts = !transfer_;
   if (starts) start();
   // To start a small message is enough: to look for what has come takes the channel's cache lines from its sender.
-  const bool looks = !transfer_->is_completed() && !(starts && is_small_message(call_));
+  looks = looks && !transfer_->is_completed() && !(starts && is_small_message(call_));
   const bool moved = looks ? group_.engine_.pump() : transfer_->is_completed();
   if (transfer_->is_completed()) {
     conclude();

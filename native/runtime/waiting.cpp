@@ -44,19 +44,21 @@ bool poll_unlocked(Operation& operation, const WaitPolicy& policy, const std::at
 }  // namespace
 
 bool Backoff::wait_a_moment() {
-  ++moments_;
-  if (policy_.oversubscribed) {
-    sched_yield();
-    return moments_ < policy_.yields && (moments_ % kYieldsBetweenClocks != 0 || is_within(kYieldNs));
-  }
+  if (policy_.oversubscribed) return yield();
   moments_ < kPurePolls ? cpu_pause() : static_cast<void>(sched_yield());
-  return moments_ % kMomentsBetweenClocks != 0 || is_within(spin_ns_);
-}
-
-bool Backoff::is_within(int64_t nanoseconds) {
+  if (++moments_ % kMomentsBetweenClocks != 0) return true;
   const int64_t now = now_ns();
   if (since_ns_ == 0) since_ns_ = now;
-  return now - since_ns_ < nanoseconds;
+  return now - since_ns_ < spin_ns_;
+}
+
+bool Backoff::yield() {
+  const int64_t before = now_ns();
+  if (since_ns_ == 0) since_ns_ = before;
+  sched_yield();
+  const int64_t now = now_ns();
+  if (now - before > kSwitchNs) ++moments_;
+  return moments_ < policy_.switches && now - since_ns_ < spin_ns_;
 }
 
 void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,

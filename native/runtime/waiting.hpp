@@ -4,7 +4,8 @@
 //                                   100 times that
 //     spinning                      some times as long as a sleep and a wake would take, when every rank has a core,
 //                                   and as long as a peer takes to copy what a large call moves
-//     yielding                      instead of spinning, when ranks outnumber the usable cores
+//     yielding                      instead of spinning, when ranks outnumber the usable cores: as long as nobody else
+//                                   wants the core, else a few times
 //     sleeping                      on the process's doorbell or its sockets, in slices short enough for
 //                                   deadlines, lost peers and Ctrl-C
 #pragma once
@@ -32,7 +33,12 @@ struct WaitPolicy {
   bool hold_lock = true;        // false when ranks are threads of one process
   int64_t spin_ns = 500'000;
   int64_t background_spin_ns = 60'000;  // of the progress thread, beside callers that compute
-  int yields = 100;
+  // Of an oversubscribed rank, before it sleeps: yields that let another thread run. The awaited rank is often the
+  // next one on this core; but threads that only poll share it with those that copy.
+  int switches = 8;
+  // Of an oversubscribed rank: in place of spin_ns. A yield that returns at once says little: Linux gives the core to
+  // threads of the same scheduling group only, and a session or a container of its own is such a group.
+  static constexpr int64_t kYieldNs = 30'000;
 
   int held_polls() const { return hold_lock && !oversubscribed ? kHeldPolls : 0; }
   // For a call of so many bytes: a peer that copies them keeps this rank waiting longer than spin_ns, and a wake would
@@ -64,16 +70,14 @@ class Backoff {
   // the cores busy. On an idle core a yield returns in some 0.3 us.
   static constexpr int kPurePolls = 100;
   static constexpr int kMomentsBetweenClocks = 16;
-  // On a core that others keep busy each yield takes some milliseconds: a hundred of them would delay signals and
-  // deadlines by half a second.
-  static constexpr int kYieldsBetweenClocks = 4;
-  static constexpr int64_t kYieldNs = 10'000'000;
+  // A yield that took longer has let another thread run.
+  static constexpr int64_t kSwitchNs = 1'000;
 
-  bool is_within(int64_t nanoseconds);
+  bool yield();
 
   const WaitPolicy& policy_;
   const int64_t spin_ns_;
-  int moments_ = 0;
+  int moments_ = 0;  // where ranks outnumber cores, only the yields that let another thread run
   int64_t since_ns_ = 0;
 };
 
