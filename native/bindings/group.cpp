@@ -433,6 +433,8 @@ void bind_group(nb::module_& module) {
            "destination"_a, "tag"_a, "timeout"_a.none(),
            nb::sig("def send_objects(self, given: bytes | collections.abc.Sequence[typing.Any], kind: int, "
                    "destination: int, tag: int, timeout: " PROCGROUP_TIMEOUT ") -> bool"))
+      .def("try_send_objects", &PythonGroup::try_send_objects, "objects"_a.none(), "kind"_a, "dst"_a.none(), "tag"_a,
+           nb::sig("def try_send_objects(self, objects: object, kind: int, dst: object, tag: int) -> bool"))
       .def("recv_objects", CallMethod<&PythonGroup::recv_objects>::named("recv_objects"), "kind"_a, "count"_a,
            "source"_a, "tag"_a, "loads"_a, "timeout"_a.none(),
            nb::sig("def recv_objects(self, kind: int, count: int, source: int, tag: int, "

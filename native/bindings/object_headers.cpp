@@ -390,6 +390,13 @@ nb::object PythonGroup::send_objects(nb::handle given, int kind, int destination
   return nb::bool_(true);
 }
 
+nb::object PythonGroup::try_send_objects(nb::handle objects, int kind, nb::handle dst, uint64_t tag) {
+  const nb::int_ any_tag(0);
+  const std::optional<Message> to = ordinary_message(dst, any_tag);
+  const bool is_ordinary = to && to->peer != group_->rank() && PyList_CheckExact(objects.ptr()) && !has_backend();
+  return is_ordinary ? send_objects(objects, kind, to->peer, tag, seconds_in_force()) : nb::object(nb::bool_(false));
+}
+
 nb::object PythonGroup::recv_objects(int kind, int count, int source, uint64_t tag, nb::handle loads, double seconds) {
   const nb::object made = unwritten_header();
   require_outside_transfer("recv");

@@ -330,6 +330,7 @@ class Group:
         tag: int,
         timeout: datetime.timedelta | float | None,
     ) -> bool: ...
+    def try_send_objects(self, objects: object, kind: int, dst: object, tag: int) -> bool: ...
     def recv_objects(
         self,
         kind: int,

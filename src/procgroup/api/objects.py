@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from procgroup.api.default_group import Group, choose
+from procgroup.api.default_group import Group, choose, slot
 from procgroup.api.ranks import DESTINATION, SOURCE, group_rank_of, root_or_first
 from procgroup.groups import checks, objects
 from procgroup.groups.collectives import Limit
@@ -125,8 +125,12 @@ def send_object_list(
     timeout: Limit = None,
 ) -> None:
     """Send objects to one rank. Raises ValueError for oneself. ``use_batch`` means nothing on CPUs."""
-    chosen = choose(group, "send_object_list")
+    chosen = slot().group if group is None else None
     if chosen is None:
+        chosen = choose(group, "send_object_list")
+        if chosen is None:
+            return
+    if group_dst is None and timeout is None and objects.try_send(chosen, object_list, dst):
         return
     _check_list(object_list, "object_list")
     destination = _other(chosen, dst, group_dst, "destination")
@@ -148,9 +152,11 @@ def recv_object_list(
     Returns the sender's global rank; -1 when this rank is not in the group. Raises ValueError for oneself,
     CollectiveMismatch when another number of objects was sent.
     """
-    chosen = choose(group, "recv_object_list")
+    chosen = slot().group if group is None else None
     if chosen is None:
-        return -1
+        chosen = choose(group, "recv_object_list")
+        if chosen is None:
+            return -1
     _check_list(object_list, "object_list")
     source = None
     if src is not None or group_src is not None:
@@ -178,7 +184,9 @@ def _check_list(value: Any, name: str, length: int = 0) -> None:
 def _other(group: ProcessGroup, global_rank: int | None, group_rank: int | None, role: str) -> int:
     """Return the group rank of another rank. Raises ValueError for this one."""
     names = SOURCE if role == "source" else DESTINATION
-    rank = _member(group, group_rank_of(group, global_rank, group_rank, names))
+    rank = group_rank_of(group, global_rank, group_rank, names)
+    if group_rank is not None:
+        rank = _member(group, rank)
     if rank == group.rank():
         raise ValueError(
             f"Invalid {role} rank: {role} rank should not be the same as the rank of the current process. "

@@ -111,6 +111,11 @@ def scatter(group: ProcessGroup, objects: Sequence[Any] | None, root: int, timeo
     return call.unpickle(root, incoming)[0]
 
 
+def try_send(group: ProcessGroup, objects: object, global_rank: int | None) -> bool:
+    """Send objects if the call is ordinary: small plain objects in a list, for the global rank of another rank."""
+    return group.calls.try_send_objects(objects, _SEND, global_rank, _MESSAGE_TAG)
+
+
 def send(group: ProcessGroup, objects: Sequence[Any], destination: int, timeout: Limit) -> None:
     """Send objects to one rank."""
     if group.takes_iovecs and group.calls.send_objects(objects, _SEND, destination, _MESSAGE_TAG, timeout):
