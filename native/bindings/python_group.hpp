@@ -160,7 +160,7 @@ class PythonGroup {
   nb::object exchange_objects(nb::handle given, int kind, int root, int count, nb::handle loads, int wanted,
                               double seconds);
   nb::object send_objects(nb::handle given, int kind, int destination, uint64_t tag, double seconds);
-  // send_objects with a global rank, as try_send has it. False, too, for anything but a list and another rank.
+  // send_objects with a global rank, as try_send has it. Also False where `objects` is no list, or `dst` is this rank.
   nb::object try_send_objects(nb::handle objects, int kind, nb::handle dst, uint64_t tag);
   nb::object recv_objects(int kind, int count, int source, uint64_t tag, nb::handle loads, double seconds);
 

@@ -71,7 +71,7 @@ class Engine final : public Waiter, public WaitForGraph {
   void set_cores(int usable_cores, int local_ranks) {
     policy_.oversubscribed = local_ranks > usable_cores;
     policy_.core_to_spare = 2 * local_ranks <= usable_cores;
-    if (policy_.oversubscribed) policy_.spin_ns = WaitPolicy::kYieldNs;
+    policy_.spin_ns = policy_.oversubscribed ? WaitPolicy::kYieldNs : WaitPolicy::kSpinNs;
   }
 
   // Set-up, before the first group, from one thread. The engine then owns the descriptors.

@@ -394,10 +394,9 @@ Progress Group::advance_messages() {
   if (running.empty()) return Progress::kDone;
   Progress progress = Progress::kWaiting;
   bool has_any_completed = false;
-  bool looks = true;  // each look is at all channels: one that finds nothing is enough for all messages
+  bool looks = true;  // at all channels: a look that finds nothing is enough for all messages
   for (const std::shared_ptr<MessageOperation>& message : running) {
-    const Progress one = looks ? message->advance() : message->advance_without_look();
-    looks = looks && one != Progress::kWaiting;
+    const Progress one = message->advance(looks);
     if (one != Progress::kWaiting) progress = Progress::kMoved;
     has_any_completed = has_any_completed || one == Progress::kDone;
   }

@@ -130,24 +130,26 @@ MessageOperation::~MessageOperation() {
 }
 
 Progress MessageOperation::advance() {
-  if (is_completed()) return Progress::kDone;
-  return header_moved_.load(std::memory_order_acquire) ? advance_task() : advance_transfer(true);
+  bool looks = true;
+  return advance(looks);
 }
 
-Progress MessageOperation::advance_without_look() {
+Progress MessageOperation::advance(bool& looks) {
   if (is_completed()) return Progress::kDone;
-  return header_moved_.load(std::memory_order_acquire) ? advance_task() : advance_transfer(false);
+  return header_moved_.load(std::memory_order_acquire) ? advance_task() : advance_transfer(looks);
 }
 
-Progress MessageOperation::advance_transfer(bool looks) {
+Progress MessageOperation::advance_transfer(bool& looks) {
   std::unique_lock lock(group_.engine_.messages_mutex());
   if (is_completed()) return Progress::kDone;
   if (header_moved_.load(std::memory_order_relaxed)) return Progress::kMoved;  // another thread was here meanwhile
   const bool starts = !transfer_;
   if (starts) start();
   // To start a small message is enough: to look for what has come takes the channel's cache lines from its sender.
-  looks = looks && !transfer_->is_completed() && !(starts && is_small_message(call_));
-  const bool moved = looks ? group_.engine_.pump() : transfer_->is_completed();
+  const bool is_moved = transfer_->is_completed();
+  const bool looks_now = looks && !is_moved && !(starts && is_small_message(call_));
+  const bool moved = looks_now ? group_.engine_.pump() : is_moved;
+  if (looks_now) looks = moved;
   if (transfer_->is_completed()) {
     conclude();
     lock.unlock();

@@ -66,8 +66,8 @@ class MessageOperation final : public GroupOperation {
 
   Progress advance() override;
   Progress help() override { return advance(); }
-  // As advance(), of a message that has started, for a caller who has just looked at what has come.
-  Progress advance_without_look();
+  // As advance(). Looks at what has come only where `looks` is set, and clears it when there was nothing.
+  Progress advance(bool& looks);
   std::vector<int> missing() const override;
   Descriptor call() const override { return call_; }
   int source() const override;
@@ -88,7 +88,7 @@ class MessageOperation final : public GroupOperation {
   };
 
   void start();
-  Progress advance_transfer(bool looks);  // by the engine
+  Progress advance_transfer(bool& looks);  // by the engine
   Progress advance_task();
   bool is_external() const { return request_.external; }
   void conclude();

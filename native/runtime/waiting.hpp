@@ -4,8 +4,9 @@
 //                                   100 times that
 //     spinning                      some times as long as a sleep and a wake would take, when every rank has a core,
 //                                   and as long as a peer takes to copy what a large call moves
-//     yielding                      instead of spinning, when ranks outnumber the usable cores: as long as nobody else
-//                                   wants the core, else a few times
+//     yielding                      instead of spinning, when ranks outnumber the usable cores: for a short time and
+//     that
+//                                   of a large copy, or until a few yields have let other threads run
 //     sleeping                      on the process's doorbell or its sockets, in slices short enough for
 //                                   deadlines, lost peers and Ctrl-C
 #pragma once
@@ -31,14 +32,16 @@ struct WaitPolicy {
   bool oversubscribed = false;  // ranks outnumber usable cores: yield, do not spin
   bool core_to_spare = true;    // each rank has another usable core, for its progress thread
   bool hold_lock = true;        // false when ranks are threads of one process
-  int64_t spin_ns = 500'000;
-  int64_t background_spin_ns = 60'000;  // of the progress thread, beside callers that compute
-  // Of an oversubscribed rank, before it sleeps: yields that let another thread run. The awaited rank is often the
-  // next one on this core; but threads that only poll share it with those that copy.
-  int switches = 8;
-  // Of an oversubscribed rank: in place of spin_ns. A yield that returns at once says little: Linux gives the core to
-  // threads of the same scheduling group only, and a session or a container of its own is such a group.
+  // How long to poll before a sleep. An oversubscribed rank polls for a short time only, even where each yield returns
+  // at once: Linux gives the core to threads of the same scheduling group, and a session or a container is such a
+  // group.
+  static constexpr int64_t kSpinNs = 500'000;
   static constexpr int64_t kYieldNs = 30'000;
+  int64_t spin_ns = kSpinNs;
+  int64_t background_spin_ns = 60'000;  // of the progress thread, beside callers that compute
+  // An oversubscribed rank sleeps earlier, after so many yields that let another thread run. The awaited rank is often
+  // the next one on this core, but a thread that only polls takes the core from those that copy.
+  int switches = 8;
 
   int held_polls() const { return hold_lock && !oversubscribed ? kHeldPolls : 0; }
   // For a call of so many bytes: a peer that copies them keeps this rank waiting longer than spin_ns, and a wake would

@@ -262,6 +262,16 @@ void collectives_that_read_in_place(int size) {
   });
 }
 
+// Bound to one core each, ranks first know only their own cores, and then those of their host.
+void a_rank_waits_by_the_cores_that_it_was_told_last() {
+  Engine engine(EngineOptions{.rank = 0, .world_size = 2, .ranks_are_threads = true}, true);
+  const int64_t with_a_core = engine.policy().spin_ns;
+  engine.set_cores(1, 2);
+  check(engine.policy().oversubscribed && engine.policy().spin_ns < with_a_core, "fewer cores than ranks", 0);
+  engine.set_cores(2, 2);
+  check(!engine.policy().oversubscribed && engine.policy().spin_ns == with_a_core, "a core for each rank", 0);
+}
+
 }  // namespace
 
 int main() {
@@ -274,6 +284,7 @@ int main() {
     RUN_TEST(timeout_and_leaving, size);
     RUN_TEST(the_caller_runs_along, size);
   }
+  RUN_TEST(a_rank_waits_by_the_cores_that_it_was_told_last);
   RUN_TEST(leaving_ends_what_a_caller_runs_along);
   RUN_TEST(no_call_is_queued_behind_one_that_has_failed);
   RUN_TEST(a_call_records_the_world_ranks_that_it_awaits);
