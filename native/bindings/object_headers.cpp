@@ -259,6 +259,7 @@ std::optional<NewHeader> pickle_whole(uint16_t kind, int32_t root, nb::handle ob
   std::vector<Stream> streams;
   std::vector<nb::object> owners;
   const Py_ssize_t count = PySequence_Size(objects.ptr());
+  if (count > static_cast<Py_ssize_t>(kInlineBytes / 24)) return std::nullopt;
   for (Py_ssize_t index = 0; index < count; ++index) {
     const nb::object object = nb::steal(PySequence_GetItem(objects.ptr(), index));
     if (!object.is_valid()) throw nb::python_error();

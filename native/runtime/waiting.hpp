@@ -4,9 +4,8 @@
 //                                   100 times that
 //     spinning                      some times as long as a sleep and a wake would take, when every rank has a core,
 //                                   and as long as a peer takes to copy what a large call moves
-//     yielding                      instead of spinning, when ranks outnumber the usable cores: for a short time and
-//     that
-//                                   of a large copy, or until a few yields have let other threads run
+//     yielding                      instead of spinning, when ranks outnumber the usable cores: for a shorter time,
+//                                   or until a few yields have let other threads run
 //     sleeping                      on the process's doorbell or its sockets, in slices short enough for
 //                                   deadlines, lost peers and Ctrl-C
 #pragma once
@@ -32,9 +31,8 @@ struct WaitPolicy {
   bool oversubscribed = false;  // ranks outnumber usable cores: yield, do not spin
   bool core_to_spare = true;    // each rank has another usable core, for its progress thread
   bool hold_lock = true;        // false when ranks are threads of one process
-  // How long to poll before a sleep. An oversubscribed rank polls for a short time only, even where each yield returns
-  // at once: Linux gives the core to threads of the same scheduling group, and a session or a container is such a
-  // group.
+  // How long to poll before a sleep. A yield that returns at once does not show that an oversubscribed rank's core is
+  // free: it gives the core only to threads of the same scheduling group, as a session or a container is one.
   static constexpr int64_t kSpinNs = 500'000;
   static constexpr int64_t kYieldNs = 30'000;
   int64_t spin_ns = kSpinNs;

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from procgroup.api.default_group import Group, choose, slot
+from procgroup.api.default_group import Group, choose
 from procgroup.api.ranks import DESTINATION, SOURCE, group_rank_of, root_or_first
 from procgroup.groups import checks, objects
 from procgroup.groups.collectives import Limit
@@ -125,11 +125,9 @@ def send_object_list(
     timeout: Limit = None,
 ) -> None:
     """Send objects to one rank. Raises ValueError for oneself. ``use_batch`` means nothing on CPUs."""
-    chosen = slot().group if group is None else None
+    chosen = choose(group, "send_object_list")
     if chosen is None:
-        chosen = choose(group, "send_object_list")
-        if chosen is None:
-            return
+        return
     if group_dst is None and timeout is None and objects.try_send(chosen, object_list, dst):
         return
     _check_list(object_list, "object_list")
@@ -152,11 +150,9 @@ def recv_object_list(
     Returns the sender's global rank; -1 when this rank is not in the group. Raises ValueError for oneself,
     CollectiveMismatch when another number of objects was sent.
     """
-    chosen = slot().group if group is None else None
+    chosen = choose(group, "recv_object_list")
     if chosen is None:
-        chosen = choose(group, "recv_object_list")
-        if chosen is None:
-            return -1
+        return -1
     _check_list(object_list, "object_list")
     source = None
     if src is not None or group_src is not None:
