@@ -43,7 +43,7 @@ quick: $(VENV)/.test  ## Run what an edit can break, in a minute; AREA=stores: o
 	@echo "== tests$(if $(AREA), of $(AREA)), tier quick"
 	@PROCGROUP_TEST_TIER=quick $(PY) $(PYTEST) -r fE $$($(PY) tests/areas.py $(AREA))
 
-test: $(VENV)/.test  ## Run every feature, schedule, error and example once (6 to 8 minutes on 2 cores)
+test: $(VENV)/.test  ## Run every feature, schedule, error and example once (8 to 11 minutes on 2 cores)
 	@$(MAKE) native-tests
 	@$(MAKE) python-tests
 

@@ -19,7 +19,7 @@ from seeded_cases import Case, CasePart
 
 import procgroup as dist
 from mpi_world import BACKEND, MPIS, MpiWorld, lacks, run, start
-from world import Outcome
+from world import Outcome, without_reports
 
 mpis = pytest.mark.parametrize(
     "mpi", [pytest.param(mpi, marks=pytest.mark.skipif(bool(lacks(mpi)), reason=lacks(mpi))) for mpi in MPIS]
@@ -72,7 +72,7 @@ def expect_error(outcome: Outcome, kind: str, peer: int, since: float, seconds: 
     assert (seen.kind, seen.peer) == (kind, peer), seen
     assert f"rank {peer}" in seen.text
     assert seen.moment - since < allowance(seconds), f"rank {outcome.rank} raised {seen.moment - since:.2f} s after"
-    assert outcome.exit_code == 0 and not re.sub(r"^[.\w]*\n?", "", outcome.output), outcome.output
+    assert outcome.exit_code == 0 and not re.sub(r"^[.\w]*\n?", "", without_reports(outcome.output)), outcome.output
 
 
 def moment_in(outcome: Outcome) -> float:
