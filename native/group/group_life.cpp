@@ -161,7 +161,7 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
   WaitReport report;
   DeadlockDetector watch(engine_, seconds, engine_.suspicious_ns());
   drive(operation, seconds, engine_.policy(), engine_, language, [&](const Operation&) {
-    const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds);
+    const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds, {});
     if (due != WaitReport::Due::kNothing)
       engine_.report_wait(due, {engine_.rank(), stated, operation.missing(), report.waited_ns()}, options_.id);
     std::optional<Failure> failure = operation.examine();

@@ -29,9 +29,10 @@ std::string in_seconds(int64_t nanoseconds) {
 
 }  // namespace
 
-WaitReport::Due WaitReport::look(int64_t first_ns, double seconds, int64_t now, uint64_t moved) {
+WaitReport::Due WaitReport::look(int64_t first_ns, double seconds, int64_t now, Moves moves) {
   looked_ns_ = now;
-  if (std::exchange(moved_, moved) != moved && since_ns_ != 0) {
+  const Moves before = std::exchange(moves_, moves);
+  if (moves.ranks == before.ranks && moves.count != before.count && since_ns_ != 0) {
     since_ns_ = now;
     if (first_ns != 0) expect_line(now + first_ns);
   }

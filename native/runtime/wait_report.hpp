@@ -2,6 +2,7 @@
 // for a rank that is late. Costs nothing before a wait is examined for the first time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -11,8 +12,8 @@
 
 namespace procgroup {
 
-// When the lines of one wait are due: the first after `first_ns` (never where that is 0), the others a minute apart. A
-// wait begins anew while elements move, however slowly: nobody is late then.
+// When the lines of one wait are due: the first after `first_ns` (never where that is 0), the others a minute apart.
+// The wait restarts whenever elements move, however slowly, because no rank is late then.
 class WaitReport {
  public:
   static constexpr int64_t kFirstNs = 5'000'000'000;  // unless the user says otherwise
@@ -23,12 +24,18 @@ class WaitReport {
 
   enum class Due : uint8_t { kNothing, kQuestion, kLine };
 
-  // What is due at this look; the wait began at the first one, and lasts `seconds` at most. `moved` is another number
-  // than at the look before when this rank, or one that it awaits, has moved elements of the call meanwhile.
-  Due look(int64_t first_ns, double seconds, uint64_t moved = 0) { return look(first_ns, seconds, now_ns(), moved); }
-  Due look(int64_t first_ns, double seconds, int64_t now, uint64_t moved);
-  // Whether this rank itself has moved elements since the last time that this was asked.
-  bool has_moved(uint64_t moved) { return std::exchange(own_moved_, moved) != moved; }
+  // How often this rank and the `ranks` that it awaits have moved elements of the group's calls.
+  struct Moves {
+    size_t ranks = 0;
+    uint64_t count = 0;
+  };
+
+  // What is due at this look; the wait began at the first one, and lasts `seconds` at most. Elements have moved since
+  // the look before if as many ranks are awaited and the count is another one: those of a rank that arrives leave it.
+  Due look(int64_t first_ns, double seconds, Moves moves) { return look(first_ns, seconds, now_ns(), moves); }
+  Due look(int64_t first_ns, double seconds, int64_t now, Moves moves);
+  // Keeps the number of this rank's own moves; returns whether it is another one than before.
+  bool note_own_moves(uint64_t moves) { return std::exchange(own_moves_, moves) != moves; }
   int64_t waited_ns() const { return looked_ns_ - since_ns_; }
 
  private:
@@ -41,8 +48,8 @@ class WaitReport {
 
   int64_t since_ns_ = 0;
   int64_t looked_ns_ = 0;
-  uint64_t moved_ = 0;
-  uint64_t own_moved_ = 0;
+  Moves moves_;
+  uint64_t own_moves_ = 0;
   int64_t line_ns_ = kNever;           // when the next line is due,
   int64_t question_ns_ = kNever;       // the question before it,
   int64_t last_question_ns_ = kNever;  // and the one before the wait's end

@@ -16,7 +16,7 @@ void a_line_is_due_after_the_first_interval_and_then_once_a_minute() {
   constexpr int64_t kFirst = 10 * kSecond;
   WaitReport report;
   int64_t start = 5;
-  const auto look = [&](int64_t now) { return report.look(kFirst, kUnlimited, now, 0); };
+  const auto look = [&](int64_t now) { return report.look(kFirst, kUnlimited, now, {}); };
   CHECK(look(start) == Due::kNothing);
   CHECK(look(start + 9 * kSecond) == Due::kNothing);
   CHECK(look(start + kFirst - WaitReport::kQuestionNs) == Due::kQuestion);
@@ -32,13 +32,13 @@ void a_line_is_due_after_the_first_interval_and_then_once_a_minute() {
 
 void a_short_interval_asks_at_once() {
   WaitReport report;
-  CHECK(report.look(kSecond / 10, kUnlimited, 1, 0) == Due::kQuestion);
-  CHECK(report.look(kSecond / 10, kUnlimited, 1 + kSecond / 10, 0) == Due::kLine);
+  CHECK(report.look(kSecond / 10, kUnlimited, 1, {}) == Due::kQuestion);
+  CHECK(report.look(kSecond / 10, kUnlimited, 1 + kSecond / 10, {}) == Due::kLine);
 }
 
 void a_question_comes_before_the_end_of_the_wait_too() {
   WaitReport both;
-  const auto look = [&](int64_t now) { return both.look(5 * kSecond, 8, 1 + now, 0); };
+  const auto look = [&](int64_t now) { return both.look(5 * kSecond, 8, 1 + now, {}); };
   CHECK(look(0) == Due::kNothing);
   CHECK(look(5 * kSecond - WaitReport::kQuestionNs) == Due::kQuestion);
   CHECK(look(5 * kSecond) == Due::kLine);
@@ -46,14 +46,16 @@ void a_question_comes_before_the_end_of_the_wait_too() {
   CHECK(look(8 * kSecond - WaitReport::kQuestionNs) == Due::kQuestion);
   CHECK(look(8 * kSecond) == Due::kNothing);
   WaitReport brief;
-  CHECK(brief.look(0, 0.4, 1, 0) == Due::kNothing);
-  CHECK(brief.look(0, 0.4, 1 + kSecond / 5, 0) == Due::kQuestion);
-  CHECK(brief.look(0, 0.4, 1 + 2 * kSecond / 5, 0) == Due::kNothing);
+  CHECK(brief.look(0, 0.4, 1, {}) == Due::kNothing);
+  CHECK(brief.look(0, 0.4, 1 + kSecond / 5, {}) == Due::kQuestion);
+  CHECK(brief.look(0, 0.4, 1 + 2 * kSecond / 5, {}) == Due::kNothing);
 }
 
 void a_wait_in_which_elements_move_begins_anew() {
   WaitReport report;
-  const auto look = [&](int64_t now, uint64_t moved) { return report.look(5 * kSecond, kUnlimited, 1 + now, moved); };
+  const auto look = [&](int64_t now, uint64_t moved) {
+    return report.look(5 * kSecond, kUnlimited, 1 + now, {1, moved});
+  };
   CHECK(look(0, 0) == Due::kNothing);
   uint64_t moved = 0;
   for (int second = 1; second <= 60; ++second) CHECK(look(second * kSecond, ++moved) == Due::kNothing);
@@ -61,14 +63,25 @@ void a_wait_in_which_elements_move_begins_anew() {
   CHECK(look(65 * kSecond, moved) == Due::kLine && report.waited_ns() == 5 * kSecond);
   CHECK(look(66 * kSecond, ++moved) == Due::kNothing);
   CHECK(look(71 * kSecond - 1, moved) == Due::kQuestion && look(71 * kSecond, moved) == Due::kLine);
-  CHECK(!report.has_moved(0) && report.has_moved(7) && !report.has_moved(7));
+  CHECK(!report.note_own_moves(0) && report.note_own_moves(7) && !report.note_own_moves(7));
+}
+
+void a_rank_that_arrives_does_not_restart_the_wait_for_the_others() {
+  WaitReport report;
+  const auto look = [&](int64_t now, WaitReport::Moves moves) {
+    return report.look(5 * kSecond, kUnlimited, 1 + now, moves);
+  };
+  CHECK(look(0, {2, 30}) == Due::kNothing);
+  CHECK(look(4 * kSecond, {1, 10}) == Due::kNothing);  // one with 20 moves of earlier calls has come
+  CHECK(look(5 * kSecond - WaitReport::kQuestionNs, {1, 10}) == Due::kQuestion);
+  CHECK(look(5 * kSecond, {1, 10}) == Due::kLine && report.waited_ns() == 5 * kSecond);
 }
 
 void zero_is_never() {
   WaitReport report;
-  CHECK(report.look(0, kUnlimited, 1, 0) == Due::kNothing);
-  CHECK(report.look(0, kUnlimited, 1000 * kSecond, 0) == Due::kNothing);
-  CHECK(report.look(0, kUnlimited) == Due::kNothing);
+  CHECK(report.look(0, kUnlimited, 1, {}) == Due::kNothing);
+  CHECK(report.look(0, kUnlimited, 1000 * kSecond, {}) == Due::kNothing);
+  CHECK(report.look(0, kUnlimited, {}) == Due::kNothing);
 }
 
 bool ends_with(const std::string& text, const std::string& end) {
@@ -95,6 +108,7 @@ int main() {
   RUN_TEST(a_short_interval_asks_at_once);
   RUN_TEST(a_question_comes_before_the_end_of_the_wait_too);
   RUN_TEST(a_wait_in_which_elements_move_begins_anew);
+  RUN_TEST(a_rank_that_arrives_does_not_restart_the_wait_for_the_others);
   RUN_TEST(zero_is_never);
   RUN_TEST(the_line_names_ranks_call_and_what_the_ranks_are_doing);
 }
