@@ -16,7 +16,7 @@ using namespace procgroup;
 void bind_engine(nb::module_& module) {
   nb::class_<RankThreads>(module, "RankThreads").def(nb::init<>()).def("add_this", &RankThreads::add_this);
   module.def("add_own_thread", [] { OwnThreads::of_process().add_this(); });
-  module.def("add_own_work", [](int pieces) { OwnThreads::of_process().add_work(pieces); }, "pieces"_a);
+  module.def("add_own_tasks", [](int count) { OwnThreads::of_process().add_tasks(count); }, "count"_a);
   module.def("forget_own_threads", [] { OwnThreads::of_process().forget(); });
 
   nb::class_<PythonEngine>(module, "Engine")

@@ -141,7 +141,7 @@ class PythonEngine {
       if (issued->callback.is_valid() && issued->is_completed()) due.push_back(std::move(issued->callback));
     sweep();
     for (const nb::object& callback : due) {
-      const OwnThreads::Ending ending;
+      const OwnThreads::EndsTask ends;
       callback();
     }
     return !last;

@@ -108,15 +108,14 @@ class RankThreads {
   std::unordered_set<uint64_t> threads_;  // Python never gives a number again
 };
 
-// Threads of procgroup's own, which make calls only while they have work, such as callbacks to run once calls have
-// completed: as long as there is any, and not before, they count as others. Under the interpreter's lock.
+// The threads that procgroup starts. They end no wait while they are idle. While one has a task, such as a callback of
+// a call that has completed, it may make a call, and so counts as another thread. Guarded by the GIL.
 class OwnThreads {
  public:
-  // Of one piece of work.
-  struct Ending {
-    Ending() = default;
-    Ending(const Ending&) = delete;
-    ~Ending() { of_process().add_work(-1); }
+  struct EndsTask {
+    EndsTask() = default;
+    EndsTask(const EndsTask&) = delete;
+    ~EndsTask() { of_process().add_tasks(-1); }
   };
 
   static OwnThreads& of_process() {
@@ -125,13 +124,13 @@ class OwnThreads {
   }
   void add_this() { threads_.insert(PyThreadState_GetID(PyThreadState_Get())); }
   bool has(PyThreadState* thread) const { return threads_.contains(PyThreadState_GetID(thread)); }
-  void add_work(int pieces) { work_ += pieces; }
-  bool have_work() const { return work_ > 0; }
+  void add_tasks(int count) { tasks_ += count; }
+  bool have_tasks() const { return tasks_ > 0; }
   void forget() { *this = {}; }  // in a forked child, which has none of them
 
  private:
   std::unordered_set<uint64_t> threads_;  // as above
-  int work_ = 0;
+  int tasks_ = 0;
 };
 
 // Set for good where threads that Python does not know before may make calls: none shows in Python's list of threads.
@@ -170,7 +169,7 @@ class PythonRuntime final : public LanguageRuntime {
   }
   bool others_run() const {
     const OwnThreads& own = OwnThreads::of_process();
-    if (own.have_work()) return true;
+    if (own.have_tasks()) return true;
 #ifdef Py_LIMITED_API
     if (!PyInterpreterState_Head || !PyInterpreterState_Next || !PyInterpreterState_ThreadHead || !PyThreadState_Next)
       return true;  // unknown: no deadlock is reported, and calls end at their deadlines

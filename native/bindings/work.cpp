@@ -247,7 +247,7 @@ void Work::on_completion(nb::object callback) const {
       continue;
     }
     issued->callback = nb::cpp_function(complete_one);
-    OwnThreads::of_process().add_work(1);
+    OwnThreads::of_process().add_tasks(1);
     issued->operation->watch();
     engine_->watch();
     // It may have completed in between: then no completion will be counted for it any more.

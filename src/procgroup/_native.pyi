@@ -12,7 +12,7 @@ class RankThreads:
     def add_this(self) -> None: ...
 
 def add_own_thread() -> None: ...
-def add_own_work(pieces: int) -> None: ...
+def add_own_tasks(count: int) -> None: ...
 def forget_own_threads() -> None: ...
 
 class Engine:
@@ -175,7 +175,7 @@ class Group:
     @property
     def lost(self) -> tuple[int, int, str, str] | None:
         """
-        The rank by whose end the group broke (global), its process, its host if that is another, the text.
+        The rank whose end broke the group: its global rank, pid, host ("" for this one) and a description.
         """
 
     @property

@@ -277,9 +277,11 @@ def test_a_send_by_another_backend_may_go_on_when_the_receiver_has_it_and_has_le
 def wait_after_a_callback(rank: int, size: int) -> dict[str, Any]:
     dist.init_process_group(timeout=60)
     has_run = threading.Event()
-    sent: Any = dist.all_reduce(np.ones(3), async_op=True)
-    sent.get_future().add_done_callback(lambda _: has_run.set())
-    sent.wait()
+    pending: Any = dist.irecv(np.zeros(3), 1 - rank)
+    pending.get_future().add_done_callback(lambda _: has_run.set())
+    assert "procgroup-completions" in [thread.name for thread in threading.enumerate()]
+    dist.barrier()
+    dist.send(np.ones(3), 1 - rank)
     assert has_run.wait(20)
     return caught(lambda: dist.recv(np.zeros(3), 1 - rank))
 

@@ -331,6 +331,11 @@ def wait_for_each_other_after_a_step(rank: int, size: int) -> str:
 
     dist = join(60)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    store = dist.group.WORLD.get_group_store()
+    if rank == 1:
+        wait_until_in_a_call([int(store.get("pid of rank 0"))])
+    else:
+        store.set("pid of rank 0", str(os.getpid()))
     model(torch.ones(1, 2)).sum().backward()
     return seen(lambda: dist.recv(torch.ones(1), 1 - rank))["kind"]
 

@@ -135,7 +135,7 @@ class Deferral:
 
         with self._changed:
             self._deferred.append(issue)
-            _native.add_own_work(1)
+            _native.add_own_tasks(1)
             self._deadline = max(self._deadline, time.monotonic() + seconds)
             self._changed.notify_all()
             if not self._is_running:
@@ -159,7 +159,7 @@ class Deferral:
             self._deferred[0]()
             with self._changed:
                 self._deferred.popleft()
-                _native.add_own_work(-1)
+                _native.add_own_tasks(-1)
                 self._changed.notify_all()
 
     def _wait_for_next(self) -> bool:

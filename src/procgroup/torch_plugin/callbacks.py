@@ -37,7 +37,7 @@ class _Threads:
 
         with self._changed:
             self._unfinished += 1
-            _native.add_own_work(1)
+            _native.add_own_tasks(1)
             if self._idle > len(self._tasks):
                 self._tasks.append(task)
                 self._changed.notify()
@@ -63,7 +63,7 @@ class _Threads:
 
         with self._changed:
             self._unfinished -= 1
-            _native.add_own_work(-1)
+            _native.add_own_tasks(-1)
             if not self._unfinished:
                 self._changed.notify_all()
             self._idle += 1

@@ -94,12 +94,12 @@ def _watch() -> None:
     _native.add_own_thread()
     while (seconds := preempted()) is None:
         time.sleep(_LOOK_SECONDS)
-    _native.add_own_work(1)
+    _native.add_own_tasks(1)
     try:
         while _callbacks:
             _callbacks.pop(0)(seconds)
     finally:
-        _native.add_own_work(-1)
+        _native.add_own_tasks(-1)
 
 
 def _mapped() -> mmap.mmap | None:
