@@ -69,7 +69,7 @@ def large_arrays(size: int) -> Iterator[Case]:
 
 
 KINDS: dict[str, Callable[[int, bool], list[Case]]] = {
-    "every operation, dtype and op": lambda size, sampled: choose(EVERY_RANK, size, sampled, budget=100, seed=2),
+    "every operation, dtype and op": lambda size, sampled: choose(EVERY_RANK, size, sampled, budget=70, seed=2),
     "complex numbers and float8": lambda size, sampled: list(other_dtypes()),
     "blocks of unequal sizes": lambda size, sampled: list(uneven_blocks()),
     "arrays that are not contiguous": lambda size, sampled: list(strided_arrays()),
