@@ -146,6 +146,16 @@ def test_what_many_ranks_say_is_reported_once() -> None:
     assert lines[1] == "rank 1 (alpha, pid 101) failed first: ValueError: x"
 
 
+def test_an_error_of_its_own_while_a_rank_handles_a_loss_has_its_own_line() -> None:
+    cause = failure(1, traceback("ValueError: x"))
+    others = [blaming(0, failed(1), 1), blaming(2, "OSError: disk full", 1), blaming(3, failed(1), 1)]
+    lines = describe([*others, cause], [], [], "alpha").splitlines()
+    assert lines[:2] == [
+        f"ranks 0, 3 failed after that, having lost rank 1: {failed(1)}",
+        "rank 2 (pid 102) failed after that: OSError: disk full",
+    ]
+
+
 def test_an_error_that_all_ranks_of_a_call_raise_is_reported_once_whatever_its_type() -> None:
     message = "RuntimeError: Got the following error when running the callback: CollectiveMismatch: ..."
     record = ErrorRecord(message, traceback(message), origin=Origin(CALL))

@@ -116,16 +116,20 @@ def _node_and_time(failure: Failure) -> tuple[int, float]:
 
 
 def _after(others: Sequence[Failure], first: Failure) -> Iterator[str]:
-    """Give a line for each failure that came after the first one, and one for all that tell the same."""
+    """Give a line for each failure after the first one; those that are its consequence share one for each exception."""
     same = [other for other in others if other.exception_name == first.exception_name]
     of_call = [other for other in same if _is_of_a_call(other) and _is_of_a_call(first)]
     of_loss = [other for other in others if other.blamed_rank == first.rank]
     if of_call:
         yield f"{_name_ranks(of_call)} failed after that: the same {first.exception_name}"
-    if len(of_loss) > 1:
-        yield f"{_name_ranks(of_loss)} failed after that, having lost rank {first.rank}: {of_loss[0].reason}"
+    told = list(of_call)
+    for name in dict.fromkeys(other.exception_name for other in of_loss):
+        alike = [other for other in of_loss if other.exception_name == name]
+        if len(alike) > 1:
+            yield f"{_name_ranks(alike)} failed after that, having lost rank {first.rank}: {alike[0].reason}"
+            told += alike
     for other in others:
-        if other not in of_call and (len(of_loss) < 2 or other not in of_loss):
+        if other not in told:
             yield f"{_place_after(other, first)} failed after that: {other.reason}"
 
 
