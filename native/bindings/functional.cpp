@@ -53,8 +53,8 @@ std::byte no_elements{};
 // A leaf: a number or an array, and a place for its results.
 class Value {
  public:
-  // Of a function whose input, or result, has a first dimension of so many elements, one per rank, or none: 0.
-  // Throws NotUsual for what is not looked at here.
+  // `takes` and `returns` are the lengths of the first dimension of the input and of the result, which has an element
+  // per rank; 0 where there is no such dimension. Throws NotUsual for leaves that Python has to handle.
   Value(nb::handle given, size_t takes, size_t returns) {
     if (PyFloat_CheckExact(given.ptr())) {
       take_number(Dtype::kFloat64, PyFloat_AsDouble(given.ptr()), takes, returns);
@@ -202,7 +202,23 @@ class Tree {
     }
   }
 
-  // Another thread may have changed the tree during the call.
+  // The tree with these values as its leaves. Another thread may have changed it during the call: that is an error.
+  static nb::object rebuild_all(nb::handle tree, std::span<const Value> values) {
+    nb::object made;
+    try {
+      made = rebuild(tree, values);
+    } catch (const Value::NotUsual&) {
+      refuse_change();
+    }
+    if (!values.empty()) refuse_change();
+    return made;
+  }
+
+ private:
+  // Lists in lists, and so on: a list may be a part of itself.
+  static constexpr int kDepth = 50;
+
+  // Takes the first of `values` for each leaf.
   static nb::object rebuild(nb::handle tree, std::span<const Value>& values, int depth = 0) {
     if (depth > kDepth) refuse_change();
     if (tree.is_none()) return nb::none();
@@ -221,10 +237,6 @@ class Tree {
     values = values.subspan(1);
     return result;
   }
-
- private:
-  // Lists in lists, and so on: a list may be a part of itself.
-  static constexpr int kDepth = 50;
 
   [[noreturn]] static void refuse_change() {
     throw std::runtime_error("`tree` was changed by another thread during the call, and its results have no place");
@@ -330,8 +342,7 @@ nb::object PythonGroup::functional(const char* name, nb::handle tree, int root, 
     language.rethrow();
     raise(build_exception(failed.failure, failed.call, *group_));
   }
-  std::span<const Value> made(values);
-  return Tree::rebuild(tree, made);
+  return Tree::rebuild_all(tree, values);
 }
 
 nb::object PythonGroup::try_sendrecv(nb::handle tree, nb::handle dst, nb::handle src, uint64_t tag) {

@@ -339,7 +339,7 @@ void bind_group(nb::module_& module) {
       .def_prop_ro("has_lost_member", &PythonGroup::has_lost_member)
       .def_prop_ro(
           "lost", &PythonGroup::lost, nb::sig("def lost(self) -> tuple[int, int, str, str] | None"),
-          "The rank by whose end the group broke (global), its process, its host if that is another, the text.")
+          "The rank whose end broke the group: its global rank, pid, host (\"\" for this one) and a description.")
       .def_prop_ro("is_idle", &PythonGroup::is_idle)
       .def_prop_ro("last_schedule", &PythonGroup::last_schedule)
       .def("leave", &PythonGroup::leave)

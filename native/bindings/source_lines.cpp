@@ -89,7 +89,7 @@ uint32_t SourceLines::number_of(const FrameObject& frame, InterpreterStack::Fram
   return known->second;
 }
 
-// Of the functions that make calls of other names, and of which the program knows only their own.
+// The public name of a function whose calls are recorded as another operation; empty for all others.
 std::string SourceLines::function_of(nb::handle code) const {
   const std::string file = file_of(code);
   if (!file.starts_with(own_directory_)) return "";

@@ -425,8 +425,8 @@ std::vector<int> CollectiveCall::missing() const {
   return ranks;
 }
 
-// The ranks for which this one waits before it announces the call: those that have not come to the call that it, or the
-// rank that is behind, compares next. Where all have, that rank has to look.
+// The ranks for which this one waits before it announces the call: those that have not announced the call that is
+// compared next. If all have, those that have not compared it yet.
 std::vector<int> CollectiveCall::missing_in_earlier() const {
   uint64_t finished = state_.finished;
   if (finished + 1 >= request_.descriptor.sequence || is_inline(state_, request_.descriptor))

@@ -207,7 +207,7 @@ struct CollectiveState {
   bool differs(int peer, uint64_t sequence) const {
     return member(peer).announcement(sequence).fingerprint != member(rank).announcement(sequence).fingerprint;
   }
-  // The first call up to one that a rank has announced in which it differs from this rank; 0: none.
+  // The first call up to `sequence`, which `peer` has announced, in which it differs from this rank; 0: none.
   uint64_t find_difference(int peer, uint64_t sequence) {
     if (topology.spans_hosts()) return differs(peer, sequence) ? sequence : 0;
     equal.resize(members.size());

@@ -1,11 +1,10 @@
 // The table of reduce ops: what each of them takes, and of what it is made, in one row. Checks of arguments, kernels,
 // packs, the backends and the Python module's list of reduce ops read it.
 //
-// An op combines the elements of two ranks, and the result with those of the next. *The law of one source*: what one
-// rank alone gives is the result as it is. It is copied, and no kernel sees it: in a group of one rank, at the first
-// ranks of a scan, and wherever MPI does so. An op that changes elements therefore *prepares* them: each rank changes
-// its own before the call reads them, and another op combines them. PREMUL_SUM is a SUM of multiplied elements, and
-// LAND a BAND of elements that are 0 or 1: so it gives these in a group of one rank, too, where MPI gives what it got.
+// An op combines the elements of two ranks, and the result with those of the next. If only one rank contributes, its
+// elements are copied and no kernel runs: in a group of one rank, and on the first ranks of a scan. An op that changes
+// its elements therefore *prepares* them first, and another op combines them: PREMUL_SUM multiplies and is then a SUM;
+// LAND maps each element to 0 or 1 and is then a BAND. Unlike in MPI, LAND gives 0 or 1 in a group of one rank, too.
 //
 // Every op is commutative, and associative up to the rounding of floating point; only a mean of integers has no partial
 // results (dtype/partial.hpp).

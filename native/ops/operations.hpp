@@ -32,8 +32,7 @@ enum class OpKind : uint8_t {
   kRecv,
 };
 inline constexpr size_t kOperations = 16;
-// Tags of messages from here to 2^63 - 1 are those of procgroup's own functions, which send messages in place of the
-// program; it names none of them.
+// Tags from here to 2^63 - 1 are reserved for the messages of procgroup's own functions. No error text names them.
 inline constexpr uint64_t kFirstOwnTag = (uint64_t{1} << 63) - 16;
 // In the records of a rank's calls, and in its waits: the rank makes a group together with its members.
 inline constexpr auto kMakesGroup = static_cast<OpKind>(kOperations);

@@ -26,7 +26,7 @@ struct Failure {
   // kMismatch: by group rank, what each called; kDeadlock, kTimeout: for each of `missing`, or the first of them, and
   // then for each of `relays`
   std::vector<std::string> calls{};
-  std::string note{};  // what this rank knows beside that, and other ranks need not: a clause for its own error
+  std::string note{};  // a further clause of this rank's own error, which is not sent to other ranks
   bool left = false;   // kLost: whether that rank has left in order, as far as this one has seen it itself
   bool wrote = false;  // whether the call may have written to an array of its caller
   // kFailed: what failed on that rank; kFailed itself is an error of its program, or a breach of the protocol. Then

@@ -39,8 +39,8 @@
 namespace procgroup {
 
 inline constexpr size_t kInlinePayload = 40;
-// So many calls a rank may be ahead of the others where it takes nothing: ranks that share a core switch that much
-// less.
+// How many calls a rank that receives no data may be ahead of the others. The more, the less often ranks that share a
+// core have to be switched.
 inline constexpr uint64_t kAnnouncements = 16;
 inline constexpr int kSlots = 4;
 

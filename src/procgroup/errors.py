@@ -69,7 +69,7 @@ class ArgumentError(ValueError, RuntimeError):
 class _CallError(DistBackendError):
     """An error of one call on a group, with this rank's place in the group.
 
-    ``ended_by`` is the global rank of which it is a consequence; None where that is none, or not known.
+    ``ended_by`` is the global rank that caused this error; None if there is none, or it is unknown.
     """
 
     ended_by: int | None = None
@@ -224,7 +224,7 @@ class PeerFailed(OperationError):
 class GroupBroken(OperationError):
     """The group has ended on this rank: it failed, was aborted or was left. ``reason`` says which.
 
-    ``peer`` is the group rank by whose end it failed; None where that was not so.
+    ``peer`` is the group rank whose end broke the group; None for another cause.
     """
 
     def __init__(self, *, reason: str, peer: int | None = None, **call: Any) -> None:

@@ -24,7 +24,7 @@ OWN, CALL, PEER = ORIGINS = ("own", "call", "peer")
 
 # The operating system's errors for a connection that ended; PeerLost and the like are raised while handling them.
 _OF_CONNECTIONS = (ConnectionError, EOFError)
-# So many errors that another library raises again as its own are kept.
+# How many errors that other libraries raise again as their own are remembered.
 _KEPT_TRANSLATED = 64
 
 
@@ -57,15 +57,15 @@ def reason_of(error: BaseException) -> ExitReason:
 
 
 def note_translated(error: BaseException) -> None:
-    """Say that a library will raise this error as one of its own type, with a text that contains this one's."""
+    """Remember the origin of an error that a library will raise again as its own type, with a text that quotes this."""
     _translated.append((text_of(error), origin_of(error)))
 
 
 def origin_of(error: BaseException) -> Origin:
     """Return where the failure began that ends a rank with this exception.
 
-    Of chained exceptions the one decides that was raised first: an error raised while a lost peer is handled is a
-    consequence, too; a peer that is lost while an error of this rank is handled is not the cause.
+    In a chain of exceptions the first one raised decides: an error raised while the loss of a peer is handled was
+    caused by that peer, and a peer that is lost while an error of this rank is handled is not the cause.
     """
     from procgroup import errors  # which imports this module
 

@@ -85,8 +85,10 @@ def mismatch(
         if text != mine
     ]
     shown = pair or ", ".join([f"this rank {did} {mine}{at.get(call['rank'], '')}", *others])
-    if call.get("intact") is False:  # the GPU may have begun before the ranks knew
+    if call.get("intact") is False:  # a GPU had begun, or a small rooted call had its result, before the ranks compared
         advice = advice.replace(_UNCHANGED, "the array that this call writes may have been changed.")
+    elif call["op"] in ("broadcast", "scatter"):  # another rank may have had its result, in a small call
+        advice = advice.replace(_UNCHANGED, "no array of this rank was changed.")
     return f"{happened}: {shown}", advice
 
 

@@ -45,6 +45,17 @@ def test_only_the_rank_that_has_not_entered_a_call_is_late_for_it() -> None:
     assert (late[0].ranks, late[0].waiting) == ((2,), (1,))
 
 
+def test_after_the_end_of_a_job_the_rank_that_ended_too_early_is_named_and_where_the_call_failed() -> None:
+    first, second = call(1, "completed", 10.0), call(2, "failed", 20.0)
+    ended = job([first, second], [first])
+    ended.ranks[0] = ended.ranks[0]._replace(state="failed", reason="PeerFailed: rank 1's program ended")
+    ended.ranks[1] = ended.ranks[1]._replace(state="left")
+    assert (
+        "rank 1 never entered broadcast #2 of group 0 at train.py:7; its program ended without an error; the call "
+        "failed on rank 0"
+    ) in [one.sentence for one in find(ended, NOW)]
+
+
 def test_where_all_ranks_have_entered_the_call_none_is_late() -> None:
     assert found([call(1, "completed", 90.0)], [call(1, "started", 90.0)], [call(1, "started", 91.0)]) == []
 

@@ -176,6 +176,28 @@ def test_a_program_that_ends_tells_the_mismatch_of_its_last_call(tmp_path: Path)
     assert told.format("reduce", 1) in outcomes[1].output
 
 
+def disagree_on_the_root(rank: int, size: int) -> str:
+    """Ranks 0 and 1 agree, and rank 1 has its result before rank 2 comes with another call."""
+    dist.init_process_group(timeout=20)
+    has_result = Path(os.environ["HAS_RESULT"])
+    array = np.full(2, float(rank))
+    with pytest.raises(dist.CollectiveMismatch) as caught:
+        if rank == 2:
+            wait_until(has_result.exists)
+        dist.broadcast(array, 2 if rank == 2 else 0)
+        if rank == 1:
+            assert array.tolist() == [0, 0]
+            has_result.touch()
+        dist.barrier()
+    return str(caught.value)
+
+
+def test_a_mismatch_says_of_this_rank_alone_that_no_array_was_changed(tmp_path: Path) -> None:
+    texts = run(disagree_on_the_root, 3, environment={"HAS_RESULT": str(tmp_path / "has result")})
+    assert ["no array of this rank was changed" in text for text in texts] == [True, False, True], texts
+    assert "the array that this call writes may have been changed" in texts[1]
+
+
 def wait_in_a_chain(rank: int, size: int) -> None:
     """Rank 1 awaits the root, and rank 2 awaits rank 1: nobody awaits rank 2."""
     dist.init_process_group(timeout=60)

@@ -149,16 +149,21 @@ def test_bad_arguments_raise_before_anything_moves() -> None:
         assert [text for part, text in zip(parts, texts, strict=True) if part not in text] == []
 
 
-def change_during_the_call(rank: int, size: int) -> str:
+def change_during_the_call(rank: int, size: int, way: str) -> str:
     dist.init_process_group()
     group = dist.group.WORLD
     assert group is not None
-    tree = [1.0]
+    tree: dict[Any, Any] = {"a": [1.0, 2.0]}
 
     def change() -> None:
         while not any(record["op"] == "all_reduce" for record in group.records()):
             time.sleep(0.001)
-        tree.append(2.0)
+        if way == "grows":
+            tree["a"].append(3.0)
+        elif way == "shrinks":
+            tree["a"].pop()
+        else:
+            tree[7] = 3.0
         group.get_group_store().set("changed", "yes")
 
     if rank == 0:
@@ -174,8 +179,9 @@ def change_during_the_call(rank: int, size: int) -> str:
     return text
 
 
-def test_a_tree_that_another_thread_changes_during_the_call_raises() -> None:
-    texts = world.run(change_during_the_call, 2)
+@pytest.mark.parametrize("way", ["grows", "shrinks", "gets a key that is no text"])
+def test_a_tree_that_another_thread_changes_during_the_call_raises(way: str) -> None:
+    texts = world.run(change_during_the_call, 2, args=(way,))
     assert texts == ["`tree` was changed by another thread during the call, and its results have no place", ""]
 
 

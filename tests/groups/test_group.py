@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 
+import procgroup as dist
+from procgroup import _native, functional
 from procgroup.backends import native
 from procgroup.errors import ForkedProcessError, GroupDestroyed
 from procgroup.groups.calls import Iovecs
-from procgroup.groups.engine import OPERATIONS
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
 from procgroup.testing import connected_groups
@@ -77,9 +79,12 @@ def test_a_forked_copy_says_what_happened() -> None:
 
 
 ARRAY = np.ones(1)
-ARGUMENTS: dict[str, tuple[Any, ...]] = {
+CALLS: dict[str, tuple[Any, ...]] = {
     "broadcast": (ARRAY, 0),
     "reduce": (ARRAY, 0),
+    "all_reduce": (ARRAY,),
+    "scan": (ARRAY,),
+    "exscan": (ARRAY,),
     "gather": (ARRAY, [ARRAY, ARRAY], 0),
     "all_gather": ([ARRAY, ARRAY], ARRAY),
     "all_gather_single": (ARRAY, ARRAY),
@@ -93,18 +98,39 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "all_reduce_coalesced": ([ARRAY],),
     "broadcast_iovecs": (Iovecs([], [], 0), 1.0),
     "all_gather_iovecs": ([ARRAY], Iovecs([], [], 0), 1.0),
+    "send": (ARRAY, 1),
+    "recv": (ARRAY, 1),
+}
+FUNCTIONS: dict[str, Callable[[ProcessGroup], object]] = {
+    "broadcast_object_list": lambda group: dist.broadcast_object_list([1], 0, group),
+    "all_gather_object": lambda group: dist.all_gather_object([None, None], 1, group),
+    "gather_object": lambda group: dist.gather_object(1, [None, None], 0, group),
+    "scatter_object_list": lambda group: dist.scatter_object_list([None], [1, 2], 0, group),
+    "send_object_list": lambda group: dist.send_object_list([1], 1, group),
+    "recv_object_list": lambda group: dist.recv_object_list([None], 1, group),
+    "functional.all_reduce": lambda group: functional.all_reduce(1.0, group=group),
+    "functional.sendrecv": lambda group: functional.sendrecv(1.0, 1, 1, group=group),
 }
 
 
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_every_operation_of_a_group_that_has_ended_raises(op: str) -> None:
+@pytest.mark.parametrize("op", CALLS)
+def test_every_call_of_a_group_that_has_ended_raises(op: str) -> None:
     group = group_of(0, 1)
     group.shutdown()
     with pytest.raises(GroupDestroyed):
-        if op in ("send", "recv"):
-            getattr(group, op)(ARRAY, 1)
-        else:
-            getattr(group, op)(*ARGUMENTS.get(op, (ARRAY,)))
+        getattr(group, op)(*CALLS[op])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_of_objects_and_trees_raises_for_a_group_that_has_ended(name: str) -> None:
+    group = group_of(0, 1)
+    group.shutdown()
+    with pytest.raises(GroupDestroyed):
+        FUNCTIONS[name](group)
+
+
+def test_these_calls_include_every_operation_of_the_engine() -> None:
+    assert {row["name"] for row in _native.operations()} <= set(CALLS)
 
 
 def test_aborting_ends_a_receive() -> None:

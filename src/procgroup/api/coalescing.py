@@ -40,7 +40,7 @@ def all_reduce_coalesced(
     """Combine each array of the list, element by element, with those of all ranks at the same place.
 
     All have one dtype, and each has the same size on all ranks. Returns, with ``async_op=True``, a Future of the
-    arrays; raises what ``all_reduce`` raises. Warns of nothing, where torch.distributed does: it stays.
+    arrays; raises what ``all_reduce`` raises. Unlike torch.distributed, procgroup does not deprecate it.
     """
     chosen = choose(group, "all_reduce_coalesced")
     if chosen is None:

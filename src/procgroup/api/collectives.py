@@ -203,7 +203,8 @@ def scatter(
 
     All arrays have the dtype and size of ``tensor``. Raises ValueError when ``scatter_list`` is missing on
     ``src``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
-    dtype, size or ``src`` differ between the ranks: after a small call ``src`` raises it in a later one.
+    dtype, size or ``src`` differ between the ranks: after a small call ``src`` raises it in a later one, and so do
+    ranks that agree with ``src`` and have their part.
     """
     chosen = choose(group, "scatter")
     if chosen is None:

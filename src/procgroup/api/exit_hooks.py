@@ -102,7 +102,7 @@ def leave(group: ProcessGroup, seconds: float | None = None) -> None:
 def fail(group: ProcessGroup, error: BaseException) -> None:
     """Tell the other ranks that this exception ends this rank.
 
-    Their calls fail at once; only those that wait for this rank where the exception is a consequence of what they know.
+    All their calls fail at once. If another rank caused the exception, only the calls that wait for this rank fail.
     """
     reason = exit_reason.reason_of(error)
     is_own = reason.origin.kind == exit_reason.OWN and not isinstance(error, DistError)
@@ -175,9 +175,9 @@ def _record(error: BaseException) -> None:
 
 
 def _end_after_the_cause() -> None:
-    """Leave a record of the end, where it is a failure, and let the rank be seen first of which it is a consequence.
+    """Write the record of this process's failure, then wait until the launcher has seen the rank that caused it.
 
-    Also where the program has handled that it lost a rank, and ends with a status of its own, which is not known here.
+    This runs, too, if the program handled the loss of a rank and exits with a status of its own, which is unknown here.
     """
     error, lost = process_end.ending_exception(), process_end.lost()
     origin = exit_reason.Origin(exit_reason.PEER, lost.rank) if lost is not None else exit_reason.Origin()

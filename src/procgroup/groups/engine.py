@@ -18,35 +18,8 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 30.0
 """How long a rank that leaves in order waits for its issued calls to complete. It does not wait for lost ranks."""
 
-COLLECTIVES = (
-    "broadcast",
-    "reduce",
-    "all_reduce",
-    "scan",
-    "exscan",
-    "gather",
-    "all_gather",
-    "all_gather_single",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-)
 RETAINING = ("all_reduce", "reduce", "scan", "exscan")
-"""Those that take ``retain`` before ``async_op``."""
-OPERATIONS = (
-    *COLLECTIVES,
-    "all_gather_integers",
-    "all_reduce_coalesced",
-    "send",
-    "recv",
-    "broadcast_iovecs",
-    "all_gather_iovecs",
-)
-"""The methods of the native group that move data. Arguments go by position, which is the fastest way into native code;
-the last two are ``async_op`` and the timeout in seconds (of the iovecs' only that)."""
+"""The collectives that take ``retain`` before ``async_op``."""
 
 
 class GroupEngine(Protocol):

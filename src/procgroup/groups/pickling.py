@@ -9,7 +9,6 @@ numpy.ndarray, which costs the unpickler no Python frame; the safe unpickler cal
 from __future__ import annotations
 
 import copyreg
-import functools
 import importlib
 import io
 import pickle
@@ -93,7 +92,6 @@ def _load_safely(stream: bytes) -> Any:
     return unpickle_object(stream, (), True)
 
 
-@functools.lru_cache(maxsize=64)
 def name_of_type(kind: type) -> bytes:
     """Return the name of a type, with its module unless that is builtins."""
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -62,9 +62,9 @@ def broadcast_parameters(tree: T, root: int = 0, group: ProcessGroup | None = No
 def require_equal_parameters(tree: Any, group: ProcessGroup | None = None) -> None:
     """Raise CollectiveMismatch on every rank, with the first array that differs, unless all ranks have the same bits.
 
-    Each rank reads its arrays once and sends a hash of 16 bytes, so that a program can check its copies of the
-    parameters now and then: they drift apart without an error where their gradients are not reduced. Raises TypeError
-    for a leaf that is neither an array nor a number.
+    Each rank reads its arrays once and sends two hashes of 16 bytes, of their names and shapes and of their bits, so
+    that a program can check its copies of the parameters now and then: they drift apart without an error where their
+    gradients are not reduced. Raises TypeError for a leaf that is neither an array nor a number.
     """
     chosen = group_of(group)
     leaves = _leaves(tree)

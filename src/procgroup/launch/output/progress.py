@@ -38,8 +38,8 @@ def report(**values: object) -> None:
     """Show this rank's progress in the launcher's status line and in its flight record: ``report(step=7, loss=0.3)``.
 
     The values are at most 8 numbers, arrays of one element or short texts. The call never waits for another process.
-    Within 0.2 s of the last report the status line does not get the values, nor the flight record arrays, which are
-    dropped unread; numbers and texts cost the record a few microseconds. It does nothing without ``procgroup run`` and
+    Within 0.2 s of the last report, the status line is not updated and arrays are dropped unread. Numbers and texts
+    still go to the flight record, which takes a few microseconds. It does nothing without ``procgroup run`` and
     before ``init_process_group``. Raises TypeError for a value that is no number or text,
     and ValueError for too many, unless the report is dropped.
     """
