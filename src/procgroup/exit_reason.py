@@ -8,6 +8,7 @@ failed first from those that only followed: nobody has to read that out of the t
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
@@ -114,15 +115,18 @@ def text_of(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    import traceback  # not for every start of a program
-
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    # Not by the module traceback: a process that has no free file descriptor cannot import it any more.
+    frames, step = [], error.__traceback__
+    while step is not None:
+        frames.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
+        step = step.tb_next
     if not frames:
         return ""
     users = [entry for entry in frames if _is_users(entry[0])]
-    if not users:
-        stack = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
-        users = [entry for entry in stack if _is_users(entry[0])][:1]
+    frame = None if users else sys._getframe()
+    while frame is not None and not users:
+        users = [(frame.f_code.co_filename, frame.f_lineno)] if _is_users(frame.f_code.co_filename) else []
+        frame = frame.f_back
     file, line = (users or frames)[-1]
     return f"{_printable(Path(file).name, _PLACE_CHARACTERS)}:{line}"
 

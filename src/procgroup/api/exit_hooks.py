@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from types import TracebackType
 from typing import Any
 
@@ -43,6 +43,9 @@ _handled_before: dict[ProcessGroup, int] = {}
 # The groups that were made among the ranks of a default group, which end with it: oldest first.
 _children: dict[ProcessGroup, dict[ProcessGroup, None]] = {}
 
+# A file descriptor for the record of a failure, and for the modules that write it: there may be no other one left then.
+_spare: list[int] = []
+
 # A forked child must not run the destructors of what its parent uses.
 _kept: list[tuple[ProcessGroup, Store | None]] = []
 
@@ -52,6 +55,8 @@ def watch(group: ProcessGroup, store: Store | None) -> None:
     if not _is_watching:
         _is_watching.append(True)
         os.register_at_fork(after_in_child=_mark_forked)
+        if TORCHELASTIC_ERROR_FILE.is_set():
+            _spare.append(os.open(os.devnull, os.O_RDONLY))
     process_end.at_process_end(
         _leave_all, priority=1
     )  # before the stores that this process hosts wait for their clients
@@ -169,6 +174,9 @@ def _leave_alive() -> None:
 def _record(error: BaseException) -> None:
     """Leave a record of the exception that ends this process to its launcher."""
     if TORCHELASTIC_ERROR_FILE.is_set() and isinstance(error, Exception):
+        with suppress(OSError):  # the program may have closed it
+            while _spare:
+                os.close(_spare.pop())
         from procgroup.launch.failures import record  # needed after a failure only
 
         record.leave(error)

@@ -178,7 +178,8 @@ def memory_error() -> None:
     """Rank 1 allocates more than it may."""
     join(LONG_TIMEOUT)
     if dist.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY))
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 30), resource.RLIM_INFINITY))
         bytearray(16 << 30)  # BUG
     add_up()
 

@@ -61,6 +61,20 @@ FAILS_ON_THE_LAST_RANK = """
 """
 
 
+OPENS_TOO_MANY_FILES = """
+    import resource
+    import numpy as np
+    import procgroup as dist
+
+    dist.init_process_group()
+    dist.all_reduce(np.ones(3))
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        files = [open("/dev/null") for _ in range(100)]
+    dist.all_reduce(np.ones(3))
+"""
+
+
 def run_after_each_other(launcher: Any, source: str, ranks: int) -> list[str]:
     """Run a script whose ranks end one after the other; return the lines of the launcher's stderr."""
     script = launcher.script(AFTER_EACH_OTHER + source)
@@ -284,3 +298,15 @@ def test_every_agent_ends_with_the_first_failing_rank_s_own_traceback(launcher: 
             assert f"[rank {rank} {host}] attempt {attempt}\n" in shown
             kept = logs / "job" / f"attempt_{attempt}" / str(rank) / "stdout.log"
             assert kept.read_text() == f"attempt {attempt}\n"
+
+
+def test_a_rank_without_free_file_descriptors_says_why_it_ends(launcher: Any) -> None:
+    script = launcher.script(OPENS_TOO_MANY_FILES)
+    done = run_command([sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "3", str(script)])
+    place = f"OSError: [Errno 24] Too many open files: '/dev/null' ({script.name}:10)"
+    assert done.stderr.count(f"rank 1 failed: {place}. No array was changed.") == 2 + 1, done.stderr
+    assert "ranks 0, 2 failed after that, having lost rank 1: PeerFailed" in done.stderr
+    report = done.stderr[done.stderr.index("failed first: ") :].splitlines()
+    assert report[0] == "failed first: OSError: [Errno 24] Too many open files: '/dev/null'"
+    assert report[-1] == "OSError: [Errno 24] Too many open files: '/dev/null'"
+    assert str(script) in report[2] and len([line for line in report if line.startswith("Traceback")]) == 1
