@@ -10,6 +10,7 @@ docs/fast.md has the figures, and says what follows from them.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import os
 import statistics
@@ -94,11 +95,38 @@ def forms_of_large_arrays() -> Forms:
     }
 
 
+def forms_with_jax(nbytes: int) -> Forms:
+    import jax
+
+    array = np.ones(nbytes // 4, np.float32)
+    given = jax.numpy.asarray(array)
+
+    def compiled(calls: int) -> Callable[[], Any]:
+        def step(value: Any) -> Any:
+            for _ in range(calls):
+                value = functional.all_reduce(value, dist.ReduceOp.MAX)
+            return value * 2
+
+        made = jax.jit(step)
+        return lambda: made(given).block_until_ready()
+
+    return {
+        "`dist.all_reduce(numpy_array)`": lambda: dist.all_reduce(array, dist.ReduceOp.MAX),
+        "`functional.all_reduce(jax_array)`, outside of `jax.jit`": lambda: functional.all_reduce(given),
+        "a compiled function without a call": compiled(0),
+        "the same with one call": compiled(1),
+        "the same with 11 calls": compiled(11),
+    }
+
+
 GROUPS: dict[str, Callable[[], Forms]] = {
     "8 bytes": forms_of_8_bytes,
     f"{SMALL_ARRAYS} arrays of 64 bytes": forms_of_many_small_arrays,
     "16 MiB": forms_of_large_arrays,
 }
+if importlib.util.find_spec("jax"):
+    GROUPS["8 bytes with JAX"] = lambda: forms_with_jax(8)
+    GROUPS["64 MiB with JAX"] = lambda: forms_with_jax(64 << 20)
 
 
 def times_of(forms: Forms, rounds: int, seconds: float) -> dict[str, list[float]]:

@@ -209,7 +209,7 @@ class Group final : public Source {
   std::string unread(const MessageRequest& request) const;
   bool ends_soon(CollectiveCall& call) const;
   void run_queued(const Request& request, double seconds, LanguageRuntime& language);
-  void raise_unseen_mismatch();
+  void break_with_unseen_mismatch();
   void mark_left();
   [[noreturn]] void refuse_to_begin(const Failure& failure);  // which has world ranks
   std::optional<Failure> misplaced(const std::vector<uint64_t>& offsets) const;

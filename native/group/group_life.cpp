@@ -277,7 +277,7 @@ void Group::leave() {
   if (has_unfinished_device_calls())
     break_with(
         {.kind = Failure::Kind::kBroken, .reason = "this rank left the group before its calls on a GPU had ended"}, {});
-  raise_unseen_mismatch();
+  break_with_unseen_mismatch();
   mark_left();
   announce_leaving();
   examine_pending();
@@ -285,8 +285,8 @@ void Group::leave() {
   engine_.completed();
 }
 
-// Unless a call is running, which compares them itself.
-void Group::raise_unseen_mismatch() {
+// While a call is running, that call compares the earlier ones itself.
+void Group::break_with_unseen_mismatch() {
   if (!state_ || is_completed() || busy_.exchange(true, std::memory_order_acquire)) return;
   const uint64_t last = sequence_.load(std::memory_order_relaxed);
   std::optional<Failure> mismatch = unseen_mismatch(*state_, last, last + 1);

@@ -132,7 +132,8 @@ class Judge:
             yield Defect("late", f"{error['moment'] - self.fault:.2f} s after the fault, {late:.2f} s late: {text}")
 
     def _is_timeout(self, error: dict[str, Any]) -> bool:
-        return error["kind"] in ("CollectiveTimeout", "RendezvousTimeout") or "timed out" in error["text"]
+        texts = ("timed out", "time limit of")  # the latter in the error that another rank sent
+        return error["kind"] in ("CollectiveTimeout", "RendezvousTimeout") or any(one in error["text"] for one in texts)
 
     def _guilty(self, rank: int) -> set[int]:
         """Return whom this rank may blame."""
