@@ -192,10 +192,10 @@ void Group::record_awaited(const Descriptor& call, const std::vector<int>& missi
 
 void Group::report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const {
   const std::vector<int> awaited = world_ranks(operation.missing());
-  const uint64_t moved = operation.moved();
-  if (report.note_own_moves(moved)) engine_.note_move(options_.id);
-  const uint64_t moves = moved + engine_.moves_of(awaited, options_.id);
-  const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds, {awaited.size(), moves});
+  const bool has_moved = report.note_own_moves(operation.moved());
+  if (has_moved) engine_.note_move(options_.id);
+  const WaitReport::Due due =
+      report.look(engine_.wait_report_ns(), seconds, {awaited, engine_.moves_of(awaited, options_.id), has_moved});
   if (due == WaitReport::Due::kNothing) return;
   std::string name =
       std::string(op_name(call.op)) + " #" + std::to_string(call.sequence) + " on group " + options_.name;

@@ -31,8 +31,9 @@ std::string in_seconds(int64_t nanoseconds) {
 
 WaitReport::Due WaitReport::look(int64_t first_ns, double seconds, int64_t now, Moves moves) {
   looked_ns_ = now;
-  const Moves before = std::exchange(moves_, moves);
-  if (moves.ranks == before.ranks && moves.count != before.count && since_ns_ != 0) {
+  const Moves before = std::exchange(moves_, std::move(moves));
+  const bool have_others = moves_.awaited == before.awaited && moves_.theirs != before.theirs;
+  if ((moves_.has_own || have_others) && since_ns_ != 0) {
     since_ns_ = now;
     if (first_ns != 0) expect_line(now + first_ns);
   }

@@ -24,17 +24,20 @@ class WaitReport {
 
   enum class Due : uint8_t { kNothing, kQuestion, kLine };
 
-  // How often this rank and the `ranks` that it awaits have moved elements of the group's calls.
+  // Of elements of the group's calls: a number that changes when the awaited ranks move any, and whether this rank has.
   struct Moves {
-    size_t ranks = 0;
-    uint64_t count = 0;
+    std::vector<int> awaited;
+    uint64_t theirs = 0;
+    bool has_own = false;
   };
 
-  // What is due at this look; the wait began at the first one, and lasts `seconds` at most. Elements have moved since
-  // the look before if as many ranks are awaited and the count is another one: those of a rank that arrives leave it.
-  Due look(int64_t first_ns, double seconds, Moves moves) { return look(first_ns, seconds, now_ns(), moves); }
+  // What is due at this look; the wait began at the first one, and lasts `seconds` at most. The number is compared
+  // while the same ranks are awaited: that of a rank that arrives is no longer in it.
+  Due look(int64_t first_ns, double seconds, Moves moves) {
+    return look(first_ns, seconds, now_ns(), std::move(moves));
+  }
   Due look(int64_t first_ns, double seconds, int64_t now, Moves moves);
-  // Keeps the number of this rank's own moves; returns whether it is another one than before.
+  // Whether this rank has moved elements since the last time; `moves` is another number then.
   bool note_own_moves(uint64_t moves) { return std::exchange(own_moves_, moves) != moves; }
   int64_t waited_ns() const { return looked_ns_ - since_ns_; }
 

@@ -87,7 +87,8 @@ def mismatch(
     shown = pair or ", ".join([f"this rank {did} {mine}{at.get(call['rank'], '')}", *others])
     if call.get("intact") is False:  # a GPU had begun, or a small rooted call had its result, before the ranks compared
         advice = advice.replace(_UNCHANGED, "the array that this call writes may have been changed.")
-    elif call["op"] in ("broadcast", "scatter"):  # another rank may have had its result, in a small call
+    elif any(text.startswith(("broadcast ", "scatter ")) for text in calls.values()):
+        # Another rank may have had its result, in a small call.
         advice = advice.replace(_UNCHANGED, "no array of this rank was changed.")
     return f"{happened}: {shown}", advice
 

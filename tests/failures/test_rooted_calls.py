@@ -176,7 +176,7 @@ def test_a_program_that_ends_tells_the_mismatch_of_its_last_call(tmp_path: Path)
     assert told.format("reduce", 1) in outcomes[1].output
 
 
-def disagree_on_the_root(rank: int, size: int) -> str:
+def disagree_on_the_call(rank: int, size: int, third: str) -> str:
     """Ranks 0 and 1 agree, and rank 1 has its result before rank 2 comes with another call."""
     dist.init_process_group(timeout=20)
     has_result = Path(os.environ["HAS_RESULT"])
@@ -184,7 +184,10 @@ def disagree_on_the_root(rank: int, size: int) -> str:
     with pytest.raises(dist.CollectiveMismatch) as caught:
         if rank == 2:
             wait_until(has_result.exists)
-        dist.broadcast(array, 2 if rank == 2 else 0)
+        if rank == 2 and third == "reduce":
+            dist.reduce(array, 0)
+        else:
+            dist.broadcast(array, 2 if rank == 2 else 0)
         if rank == 1:
             assert array.tolist() == [0, 0]
             has_result.touch()
@@ -192,8 +195,9 @@ def disagree_on_the_root(rank: int, size: int) -> str:
     return str(caught.value)
 
 
-def test_a_mismatch_says_of_this_rank_alone_that_no_array_was_changed(tmp_path: Path) -> None:
-    texts = run(disagree_on_the_root, 3, environment={"HAS_RESULT": str(tmp_path / "has result")})
+@pytest.mark.parametrize("third", ["broadcast", "reduce"])
+def test_a_mismatch_says_of_this_rank_alone_that_no_array_was_changed(third: str, tmp_path: Path) -> None:
+    texts = run(disagree_on_the_call, 3, args=(third,), environment={"HAS_RESULT": str(tmp_path / "has result")})
     assert ["no array of this rank was changed" in text for text in texts] == [True, False, True], texts
     assert "the array that this call writes may have been changed" in texts[1]
 

@@ -132,8 +132,9 @@ class Judge:
             yield Defect("late", f"{error['moment'] - self.fault:.2f} s after the fault, {late:.2f} s late: {text}")
 
     def _is_timeout(self, error: dict[str, Any]) -> bool:
-        texts = ("timed out", "time limit of")  # the latter in the error that another rank sent
-        return error["kind"] in ("CollectiveTimeout", "RendezvousTimeout") or any(one in error["text"] for one in texts)
+        kind, text = error["kind"], error["text"]
+        is_told = kind == "PeerFailed" and "time limit of" in text  # by the rank whose time limit it was
+        return kind in ("CollectiveTimeout", "RendezvousTimeout") or "timed out" in text or is_told
 
     def _guilty(self, rank: int) -> set[int]:
         """Return whom this rank may blame."""

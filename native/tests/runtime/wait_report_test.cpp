@@ -1,6 +1,9 @@
 // When a call that waits is reported, and in which words.
 #include "runtime/wait_report.hpp"
 
+#include <utility>
+#include <vector>
+
 #include "tests/check.hpp"
 
 using namespace procgroup;
@@ -54,7 +57,7 @@ void a_question_comes_before_the_end_of_the_wait_too() {
 void a_wait_in_which_elements_move_begins_anew() {
   WaitReport report;
   const auto look = [&](int64_t now, uint64_t moved) {
-    return report.look(5 * kSecond, kUnlimited, 1 + now, {1, moved});
+    return report.look(5 * kSecond, kUnlimited, 1 + now, {{1}, moved, false});
   };
   CHECK(look(0, 0) == Due::kNothing);
   uint64_t moved = 0;
@@ -68,13 +71,15 @@ void a_wait_in_which_elements_move_begins_anew() {
 
 void a_rank_that_arrives_does_not_restart_the_wait_for_the_others() {
   WaitReport report;
-  const auto look = [&](int64_t now, WaitReport::Moves moves) {
-    return report.look(5 * kSecond, kUnlimited, 1 + now, moves);
+  const auto look = [&](int64_t now, std::vector<int> awaited, uint64_t moves, bool has_own = false) {
+    return report.look(5 * kSecond, kUnlimited, 1 + now, {std::move(awaited), moves, has_own});
   };
-  CHECK(look(0, {2, 30}) == Due::kNothing);
-  CHECK(look(4 * kSecond, {1, 10}) == Due::kNothing);  // one with 20 moves of earlier calls has come
-  CHECK(look(5 * kSecond - WaitReport::kQuestionNs, {1, 10}) == Due::kQuestion);
-  CHECK(look(5 * kSecond, {1, 10}) == Due::kLine && report.waited_ns() == 5 * kSecond);
+  CHECK(look(0, {1, 2}, 30) == Due::kNothing);
+  CHECK(look(4 * kSecond, {2}, 10) == Due::kNothing);  // rank 1 has come, which had moved elements of earlier calls
+  CHECK(look(5 * kSecond - WaitReport::kQuestionNs, {3}, 12) == Due::kQuestion);
+  CHECK(look(5 * kSecond, {3}, 12) == Due::kLine && report.waited_ns() == 5 * kSecond);
+  CHECK(look(6 * kSecond, {1}, 7, true) == Due::kNothing);
+  CHECK(look(11 * kSecond, {1}, 7) == Due::kLine && report.waited_ns() == 5 * kSecond);
 }
 
 void zero_is_never() {

@@ -16,8 +16,9 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import redirect_stderr, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -55,7 +56,8 @@ def watch(group: ProcessGroup, store: Store | None) -> None:
     if not _is_watching:
         _is_watching.append(True)
         os.register_at_fork(after_in_child=_mark_forked)
-        if TORCHELASTIC_ERROR_FILE.is_set():
+    if TORCHELASTIC_ERROR_FILE.is_set() and not _spare:
+        with suppress(OSError):
             _spare.append(os.open(os.devnull, os.O_RDONLY))
     process_end.at_process_end(
         _leave_all, priority=1
@@ -174,12 +176,26 @@ def _leave_alive() -> None:
 def _record(error: BaseException) -> None:
     """Leave a record of the exception that ends this process to its launcher."""
     if TORCHELASTIC_ERROR_FILE.is_set() and isinstance(error, Exception):
-        with suppress(OSError):  # the program may have closed it
-            while _spare:
-                os.close(_spare.pop())
-        from procgroup.launch.failures import record  # needed after a failure only
+        with _recording():
+            from procgroup.launch.failures import record  # needed after a failure only
 
-        record.leave(error)
+            record.leave(error)
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Write a record with the spare descriptor; a record that cannot be written hides no exception."""
+    _free_spare()
+    with suppress(ImportError, MemoryError, OSError):
+        yield
+
+
+def _free_spare() -> None:
+    while _spare:
+        number = _spare.pop()
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(number), Path(os.devnull).stat()):  # and not a file of the program
+                os.close(number)
 
 
 def _end_after_the_cause() -> None:
@@ -193,9 +209,10 @@ def _end_after_the_cause() -> None:
         _record(error)
         origin = exit_reason.origin_of(error)
     elif lost is not None and TORCHELASTIC_ERROR_FILE.is_set():
-        from procgroup.launch.failures import record
+        with _recording():
+            from procgroup.launch.failures import record
 
-        record.leave_text(lost.text, origin)
+            record.leave_text(lost.text, origin)
     if lost is not None and origin.kind == exit_reason.PEER and origin.peer in (None, lost.rank):
         from procgroup.api import order_of_ends
 
@@ -209,6 +226,7 @@ def _mark_forked() -> None:
     _alive.clear()
     _children.clear()
     _handled_before.clear()
+    _free_spare()
     remove_excepthook()
 
 

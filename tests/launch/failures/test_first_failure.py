@@ -149,10 +149,12 @@ def test_what_many_ranks_say_is_reported_once() -> None:
 def test_an_error_of_its_own_while_a_rank_handles_a_loss_has_its_own_line() -> None:
     cause = failure(1, traceback("ValueError: x"))
     others = [blaming(0, failed(1), 1), blaming(2, "OSError: disk full", 1), blaming(3, failed(1), 1)]
+    others += [blaming(4, "OSError: no route", 1)]
     lines = describe([*others, cause], [], [], "alpha").splitlines()
-    assert lines[:2] == [
+    assert lines[:3] == [
         f"ranks 0, 3 failed after that, having lost rank 1: {failed(1)}",
         "rank 2 (pid 102) failed after that: OSError: disk full",
+        "rank 4 (pid 104) failed after that: OSError: no route",
     ]
 
 

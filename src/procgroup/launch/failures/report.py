@@ -10,6 +10,7 @@ a rank names the rank that it lost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,21 +117,27 @@ def _node_and_time(failure: Failure) -> tuple[int, float]:
 
 
 def _after(others: Sequence[Failure], first: Failure) -> Iterator[str]:
-    """Give a line for each failure after the first one; those that are its consequence share one for each exception."""
+    """Give a line for each failure after the first one; those that say the same of it share one."""
     same = [other for other in others if other.exception_name == first.exception_name]
     of_call = [other for other in same if _is_of_a_call(other) and _is_of_a_call(first)]
     of_loss = [other for other in others if other.blamed_rank == first.rank]
     if of_call:
         yield f"{_name_ranks(of_call)} failed after that: the same {first.exception_name}"
     told = list(of_call)
-    for name in dict.fromkeys(other.exception_name for other in of_loss):
-        alike = [other for other in of_loss if other.exception_name == name]
+    for what in dict.fromkeys(map(_without_numbers, of_loss)):
+        alike = [other for other in of_loss if _without_numbers(other) == what]
         if len(alike) > 1:
             yield f"{_name_ranks(alike)} failed after that, having lost rank {first.rank}: {alike[0].reason}"
             told += alike
     for other in others:
         if other not in told:
             yield f"{_place_after(other, first)} failed after that: {other.reason}"
+
+
+def _without_numbers(failure: Failure) -> str:
+    """Return what ranks that lost one and the same rank say alike: their numbers differ, and who waited for whom."""
+    name = failure.exception_name
+    return name if name in ("GroupBroken", "PeerFailed", "PeerLost") else re.sub(r"\d+", "", failure.reason)
 
 
 def _is_of_a_call(failure: Failure) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from procgroup import errors  # noqa: F401 - exit_reason needs it
 from procgroup.exit_reason import Origin
 from procgroup.launch.failures.error_file import ErrorRecord, record_of
 from procgroup.launch.ranks.die_with_parent import die_with_parent, die_with_writer
