@@ -131,7 +131,8 @@ void counts_that_no_memory_holds_are_refused_by_every_rank() {
   });
 }
 
-// One rank agrees and then dies. A call alone knows only its own links; the group's failure board has the cause.
+// One rank agrees and then dies. A call alone knows only its own links; the group's failure board has the cause. A
+// survivor may wait for data that the other one, whose call has failed, never sends: so that one ends the link, too.
 void a_rank_lost_in_mid_call_ends_the_call_on_every_survivor() {
   const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat64, ReduceOp::kSum, 400'000);
   run_ranks(4, LinkKind::kUnixSocket, 0, [&](int world_rank, Messages& messages, Doorbell& doorbell) {
@@ -153,7 +154,10 @@ void a_rank_lost_in_mid_call_ends_the_call_on_every_survivor() {
     const Failure* failure = operation.failure();
     CHECK(failure != nullptr);
     if (failure->kind == Failure::Kind::kFailed) return;  // the other survivor was first, and gave its messages up
-    CHECK(failure->kind == Failure::Kind::kLost && failure->peer == 2);
+    const int other = world_rank == 0 ? 3 : 0;
+    CHECK(failure->kind == Failure::Kind::kLost);
+    CHECK(failure->peer == 2 || failure->peer == shuffled_group(world_rank).group_rank(other));
+    messages.fail_peer(other, {.kind = Failure::Kind::kLost, .peer = other});
   });
 }
 
