@@ -31,25 +31,28 @@ TESTS = Path(__file__).resolve().parent
 LANDING: dict[str, dict[str, list[str]]] = tomllib.loads((TESTS / "landing.toml").read_text())
 
 LONGEST = (
-    "documentation/test_documentation.py",
-    "parity/test_torch_suite.py",
-    "parity/test_torch_programs.py",
-    "torch_gpus/test_tutorials.py",
-    "examples/test_examples.py",
-    "torch_plugin/test_blame.py",
-    "mpi/test_mpi_collectives.py",
-    "collectives/test_collectives.py",
-    "torch_plugin/test_registration.py",
-    "nccl/test_nccl_collectives.py",
-    "mpi/test_mpi_failures.py",
-    "torch_gpus/test_ddp_lost_ranks.py",
-    "torch_gpus/test_captured_steps.py",
-    "launch/several_nodes/test_several_hosts.py",
     "soak/test_soak.py",
+    "documentation/test_documentation.py",
+    "examples/test_examples.py",
+    "torch_plugin/test_registration.py",
+    "launch/several_nodes/test_several_hosts.py",
+    "launch/options/test_torchrun_s_commands.py",
+    "rendezvous/test_torchrun.py",
+    "collectives/test_collectives.py",
+    "nccl/test_nccl_collectives.py",
+    "parity/test_parity.py",
+    "parity/test_torch_suite.py",
+    "functional/test_jax.py",
+    "mpi/test_mpi_collectives.py",
     "launch/options/test_submit.py",
-    "nccl/test_bursts.py",
+    "parallel/test_distributed_data_parallel_lost_ranks.py",
+    "parity/test_torch_programs.py",
+    "mpi/test_mpi_failures.py",
+    "torch_plugin/test_blame.py",
+    "torch_gpus/test_tutorials.py",
 )
-"""The files below tests/ that take a minute or more in "landing". They begin first."""
+"""The files below tests/ that take a minute or more in "landing". They begin first,
+those that need torch spread out: two cores do not start six of them at once."""
 
 
 def begins_with(file: str, test: str, parameters: str, is_slow: bool) -> str:

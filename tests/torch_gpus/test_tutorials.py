@@ -16,7 +16,7 @@ from torch_gpus import stand_in_torch
 
 from world import free_port, run_command
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 TRAIN = """
 import os
@@ -119,7 +119,7 @@ def run_program(folder: Path, source: str, launcher: list[str], **more: str) -> 
     port = str(free_port())
     environment = {**stand_in_torch.environment(gpus=2), "A_PORT": port, "CHECKPOINT": str(folder / "model.pt"), **more}
     command = [sys.executable, *(part.format(port=port) for part in launcher), str(program)]
-    return run_command(command, environment=environment, timeout=90)
+    return run_command(command, environment=environment, timeout=250)
 
 
 def results_of(done: Any) -> dict[str, tuple[float, float]]:
