@@ -2,7 +2,6 @@
 // for a rank that is late. Costs nothing before a wait is examined for the first time.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
