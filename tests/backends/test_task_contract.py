@@ -204,8 +204,10 @@ def wait_for_a_rank(rank: int, size: int, name: str, seconds: float) -> SimpleNa
     task = IMPLEMENTATIONS[name]
     task.join(timeout=60)
     dist.all_reduce(task.array(1))
-    group = dist.new_group(list(range(size)), timeout=seconds)
+    group = dist.new_group(list(range(size)))
+    assert isinstance(group, dist.ProcessGroup)
     dist.all_reduce(task.array(1), group=group)
+    group.set_timeout(seconds)
     if rank == ABSENT:
         print("ready", flush=True)
         time.sleep(3 * LIMIT if seconds == LIMIT else 60)
