@@ -62,9 +62,9 @@ test-next-torch: build/wheel/.built  ## Run the tests of the plug-in and of DDP 
 	@if $(MAKE) $(NEXT)/.torch; then $(MAKE) next-torch-tests; \
 		else echo "== torch $(NEXT_TORCH) cannot be installed here: the tests with it are left out"; fi
 
-CHECKS := check-lint check-format check-types check-programs check-layers check-native check-words check-stub
+CHECKS := check-lint check-format check-types check-programs check-layers check-native check-words check-stub check-generated
 .PHONY: $(CHECKS)
-check:  ## Format, lint, types (also of examples and documentation), layers, and the native module's stub: all of them, then what failed
+check:  ## Format, lint, types (also of examples and documentation), layers, generated files: all of them, then what failed
 	@$(MAKE) --keep-going $(CHECKS)
 
 $(CHECKS): $(VENV)/.check
@@ -85,8 +85,11 @@ check-words:
 	@$(PY) tools/check_words.py
 check-stub:
 	@$(PY) tools/native_stub.py --check
+check-generated:
+	@$(PY) tools/generate.py --check
 
-format: $(VENV)/.check  ## Format the sources, and write the native module's stub again
+format: $(VENV)/.check  ## Format the sources, and write the generated files and the native module's stub again
+	@$(PY) tools/generate.py --write
 	@$(VENV)/bin/ruff check --fix --quiet --exit-zero .
 	@$(VENV)/bin/ruff format --quiet .
 	@$(NATIVE_SOURCES) | xargs $(VENV)/bin/clang-format -i

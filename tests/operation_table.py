@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from operation_rows import ROWS
 
 import oracle
 from oracle import Array
@@ -235,7 +236,7 @@ class Operation:
 
     arguments: Callable[[Part], tuple[Any, ...]]
     """Make the arrays of one rank and return its arguments, but for the reduce op, which comes last."""
-    root: str = ""
+    root: str
     """"source" or "destination", where one rank is that of all; of a message, the other rank is."""
     reduces: bool = False
     is_uneven: bool = False
@@ -244,42 +245,36 @@ class Operation:
     start: Start = _start_collective
 
 
+_ARGUMENTS: dict[str, Callable[[Part], tuple[Any, ...]]] = {
+    "all_reduce": lambda p: (p.in_place(p.total(p.ranks)),),
+    "reduce": lambda p: (p.in_place(p.total(p.ranks) if p.is_root else p.own), p.root),
+    "scan": lambda p: (p.in_place(p.total(range(p.rank + 1))),),
+    "exscan": lambda p: (p.in_place(p.total(range(p.rank)) if p.rank else p.own),),
+    "reduce_scatter": lambda p: (p.output(p.total(p.ranks, p.rank)), p.inputs(p.given)),
+    "reduce_scatter_single": lambda p: (p.output(p.total(p.ranks, p.rank)), p.input(np.concatenate(p.given))),
+    "broadcast": lambda p: (p.input(p.own) if p.is_root else p.in_place(p.block(p.root)), p.root),
+    "gather": lambda p: (p.input(p.own), p.outputs(p.of_all) if p.is_root else None, p.root),
+    "all_gather": _all_gather,
+    "all_gather_single": lambda p: (p.output(np.concatenate(p.of_all)), p.input(p.own)),
+    "scatter": lambda p: (p.output(p.block(p.root, p.rank)), p.inputs(p.given) if p.is_root else None, p.root),
+    "all_to_all": lambda p: (p.outputs(p.taken), p.inputs(p.given)),
+    "all_to_all_single": lambda p: (
+        p.output(np.concatenate(p.taken)),
+        p.input(np.concatenate(p.given)),
+        *(p.splits if p.is_uneven else ()),
+    ),
+    "barrier": lambda p: (),
+}
+_NOT_IN_TORCH = ("scan", "exscan")
+
 OPERATIONS = {
-    "all_reduce": Operation(lambda p: (p.in_place(p.total(p.ranks)),), reduces=True),
-    "reduce": Operation(
-        lambda p: (p.in_place(p.total(p.ranks) if p.is_root else p.own), p.root), "destination", reduces=True
-    ),
-    "scan": Operation(lambda p: (p.in_place(p.total(range(p.rank + 1))),), reduces=True, in_torch=False),
-    "exscan": Operation(
-        lambda p: (p.in_place(p.total(range(p.rank)) if p.rank else p.own),), reduces=True, in_torch=False
-    ),
-    "reduce_scatter": Operation(
-        lambda p: (p.output(p.total(p.ranks, p.rank)), p.inputs(p.given)), reduces=True, is_uneven=True
-    ),
-    "reduce_scatter_single": Operation(
-        lambda p: (p.output(p.total(p.ranks, p.rank)), p.input(np.concatenate(p.given))), reduces=True
-    ),
-    "broadcast": Operation(lambda p: (p.input(p.own) if p.is_root else p.in_place(p.block(p.root)), p.root), "source"),
-    "gather": Operation(lambda p: (p.input(p.own), p.outputs(p.of_all) if p.is_root else None, p.root), "destination"),
-    "all_gather": Operation(_all_gather, is_uneven=True),
-    "all_gather_single": Operation(lambda p: (p.output(np.concatenate(p.of_all)), p.input(p.own))),
-    "scatter": Operation(
-        lambda p: (p.output(p.block(p.root, p.rank)), p.inputs(p.given) if p.is_root else None, p.root), "source"
-    ),
-    "all_to_all": Operation(lambda p: (p.outputs(p.taken), p.inputs(p.given)), is_uneven=True),
-    "all_to_all_single": Operation(
-        lambda p: (
-            p.output(np.concatenate(p.taken)),
-            p.input(np.concatenate(p.given)),
-            *(p.splits if p.is_uneven else ()),
-        ),
-        is_uneven=True,
-    ),
-    "barrier": Operation(lambda p: ()),
+    **{name: Operation(make, *ROWS[name], in_torch=name not in _NOT_IN_TORCH) for name, make in _ARGUMENTS.items()},
     "send": Operation(lambda p: (p.input(p.own), p.root), "destination", start=_start_message),
     "recv": Operation(lambda p: (p.output(p.block(p.root)), p.root), "source", start=_start_message),
     "ring": Operation(
-        lambda p: (p.input(p.own), p.output(p.block((p.rank - 1) % p.size))) if p.size > 1 else (), start=_start_ring
+        lambda p: (p.input(p.own), p.output(p.block((p.rank - 1) % p.size))) if p.size > 1 else (),
+        "",
+        start=_start_ring,
     ),
 }
 """Named as the functions of the library are, but for "ring": every rank sends to the next one."""

@@ -332,31 +332,8 @@ nb::object PythonGroup::barrier(bool async_op, double seconds) {
   return issue(std::move(request), {"barrier", nb::none(), async_op, seconds}, std::make_shared<Issued>());
 }
 
-namespace {
-
-// One method for each such operation of the table.
-template <OpKind kKind>
-void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
-  constexpr const OperationRow& row = row_of(kKind);
-  if constexpr (row.reduces && row.input == Arrays::kOne && row.output == Arrays::kOne && row.takers != Ranks::kRoot) {
-    static const std::string signature =
-        "def " + std::string(row.name) +
-        "(self, array: object, op: object, retain: bool, async_op: bool, timeout: " PROCGROUP_TIMEOUT
-        ") -> Work | None";
-    group.def(row.name, CallMethod<&PythonGroup::reduce_in_place<kKind>>::named(row.name), "array"_a.none(), "op"_a,
-              "retain"_a, "async_op"_a, "timeout"_a.none(), nb::sig(signature.c_str()));
-  }
-}
-
-template <size_t... kKinds>
-void bind_reductions(nb::class_<PythonGroup>& group, std::index_sequence<kKinds...>) {
-  (bind_reduction_in_place<static_cast<OpKind>(kKinds)>(group), ...);
-}
-
-}  // namespace
-
-void bind_reductions_in_place(nb::class_<PythonGroup>& group) {
-  bind_reductions(group, std::make_index_sequence<kOperations>());
+void bind_collectives(nb::class_<PythonGroup>& group) {
+#include "collective_bindings.inc"
 }
 
 }  // namespace procgroup

@@ -263,10 +263,8 @@ using namespace procgroup;
 #define PROCGROUP_METHOD(NAME, PARAMETERS, RESULT, ...)                                                   \
   def(#NAME, CallMethod<&PythonGroup::NAME>::named(#NAME), __VA_ARGS__, "async_op"_a, "timeout"_a.none(), \
       nb::sig("def " #NAME "(self, " PARAMETERS "async_op: bool, timeout: " PROCGROUP_TIMEOUT ") -> " RESULT))
-#define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_METHOD(NAME, PARAMETERS, "Work | None", __VA_ARGS__)
 #define PROCGROUP_ARRAYS "collections.abc.Sequence[object]"
 #define PROCGROUP_INTEGERS "collections.abc.Sequence[int]"
-#define PROCGROUP_SPLITS PROCGROUP_INTEGERS " | None"
 
 namespace {
 
@@ -323,7 +321,7 @@ void bind_group(nb::module_& module) {
   module.def("schedule_limits", &schedule_limits, nb::sig("def schedule_limits() -> dict[str, typing.Any]"));
   module.def("require_outside_transfer", &require_outside_transfer, "what"_a);
   nb::class_<PythonGroup> group(module, "Group");
-  bind_reductions_in_place(group);
+  bind_collectives(group);
   group
       .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, std::vector<int>>(),
            "engine"_a, "identity"_a, "name"_a, "members"_a, "rank"_a, "hosts"_a)
@@ -370,32 +368,10 @@ void bind_group(nb::module_& module) {
                    "collections.abc.Iterator[int | collections.abc.Sequence[int] | None]], timeout: float) -> None"))
       .def("join", &PythonGroup::join, "works"_a, "op"_a, "arrays"_a,
            nb::sig("def join(self, works: list[Work], op: str, arrays: " PROCGROUP_ARRAYS ") -> Work"))
-      .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
-      .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, retain: bool, ", "array"_a.none(), "root"_a,
-                            "op"_a, "retain"_a)
       .PROCGROUP_METHOD(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", retain: bool, ",
                         "Work | None", "arrays"_a, "ops"_a, "retain"_a)
-      .PROCGROUP_COLLECTIVE(gather, "array: object, outputs: " PROCGROUP_ARRAYS " | None, root: int, ",
-                            "array"_a.none(), "outputs"_a.none(), "root"_a)
-      .PROCGROUP_COLLECTIVE(all_gather, "outputs: " PROCGROUP_ARRAYS ", array: object, ", "outputs"_a.none(),
-                            "array"_a.none())
-      .PROCGROUP_COLLECTIVE(all_gather_single, "output: object, array: object, ", "output"_a.none(), "array"_a.none())
-      .PROCGROUP_COLLECTIVE(all_gather_integers, "output: object, array: object, op: int, ", "output"_a.none(),
-                            "array"_a.none(), "op"_a)
-      .PROCGROUP_COLLECTIVE(scatter, "array: object, inputs: " PROCGROUP_ARRAYS " | None, root: int, ",
-                            "array"_a.none(), "inputs"_a.none(), "root"_a)
-      .PROCGROUP_COLLECTIVE(reduce_scatter, "output: object, inputs: " PROCGROUP_ARRAYS ", op: object, ",
-                            "output"_a.none(), "inputs"_a.none(), "op"_a)
-      .PROCGROUP_COLLECTIVE(reduce_scatter_single, "output: object, array: object, op: object, ", "output"_a.none(),
-                            "array"_a.none(), "op"_a)
-      .PROCGROUP_COLLECTIVE(all_to_all, "outputs: " PROCGROUP_ARRAYS ", inputs: " PROCGROUP_ARRAYS ", ",
-                            "outputs"_a.none(), "inputs"_a.none())
-      .PROCGROUP_COLLECTIVE(all_to_all_single,
-                            "output: object, array: object, output_splits: " PROCGROUP_SPLITS
-                            ", input_splits: " PROCGROUP_SPLITS ", ",
-                            "output"_a.none(), "array"_a.none(), "output_splits"_a.none(), "input_splits"_a.none())
-      .def("barrier", CallMethod<&PythonGroup::barrier>::named("barrier"), "async_op"_a, "timeout"_a.none(),
-           nb::sig("def barrier(self, async_op: bool, timeout: " PROCGROUP_TIMEOUT ") -> Work | None"))
+      .PROCGROUP_METHOD(all_gather_integers, "output: object, array: object, op: int, ", "Work | None",
+                        "output"_a.none(), "array"_a.none(), "op"_a)
       .def("empty", CallMethod<&PythonGroup::empty>::named("empty"), "nbytes"_a, "device"_a, "timeout"_a.none(),
            nb::sig("def empty(self, nbytes: int, device: int, timeout: " PROCGROUP_TIMEOUT ") -> NcclMemory"))
       .def("register_mem_pool", CallMethod<&PythonGroup::register_mem_pool>::named("register_mem_pool"), "addresses"_a,

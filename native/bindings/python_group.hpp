@@ -83,27 +83,15 @@ class PythonGroup {
   // These calls of the group as one, which `op` names, with these arrays as its result.
   nb::object join(const nb::list& works, const std::string& op, nb::handle arrays) const;
 
-  // The parameters are those of the protocol, in its order. With `retain`, a call that fails leaves the array that it
-  // reads and writes as it was.
-  nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
-  nb::object reduce(nb::handle array, int root, nb::handle op, bool retain, bool async_op, double seconds);
-  // All operations of the table that reduce one array of each rank into that array, without a root.
+  // The methods of the table of operations. With `retain`, a call that fails leaves its array as it was.
+#include "collective_methods.inc"
+  // Those that reduce one array of each rank into that array, without a root.
   template <OpKind kKind>
   nb::object reduce_in_place(nb::handle array, nb::handle op, bool retain, bool async_op, double seconds);
   // The calls of all packs as one: see assign_packs.
   nb::object all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool retain, bool async_op, double seconds);
-  nb::object gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds);
-  nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds);
-  nb::object all_gather_single(nb::handle output, nb::handle array, bool async_op, double seconds);
-  // The same of Python's integers, which the caller then combines by `op`, a ReduceOp: all ranks give the same one.
+  // An all_gather_single of Python's integers, which the caller then combines by `op`. All ranks give the same op.
   nb::object all_gather_integers(nb::handle output, nb::handle array, int op, bool async_op, double seconds);
-  nb::object scatter(nb::handle array, nb::handle inputs, int root, bool async_op, double seconds);
-  nb::object reduce_scatter(nb::handle output, nb::handle inputs, nb::handle op, bool async_op, double seconds);
-  nb::object reduce_scatter_single(nb::handle output, nb::handle array, nb::handle op, bool async_op, double seconds);
-  nb::object all_to_all(nb::handle outputs, nb::handle inputs, bool async_op, double seconds);
-  nb::object all_to_all_single(nb::handle output, nb::handle array, nb::handle output_splits, nb::handle input_splits,
-                               bool async_op, double seconds);
-  nb::object barrier(bool async_op, double seconds);
   // Memory on a GPU for an array of so many bytes, in a window of all ranks, which call it, too: see procgroup.empty.
   nb::object empty(size_t bytes, int device, double seconds);
   // Register memory that procgroup_allocate has given, by the addresses at which it begins, in windows of all ranks,
@@ -297,7 +285,7 @@ struct CallMethod<kMethod> {
   }
 };
 
-// Add the methods of the operations that reduce one array of each rank into that array, without a root.
-void bind_reductions_in_place(nb::class_<PythonGroup>& group);
+// Add the methods of the table of operations.
+void bind_collectives(nb::class_<PythonGroup>& group);
 
 }  // namespace procgroup

@@ -16,9 +16,8 @@ _NAMES_OF_MODULES = {
         "is_ucc_available is_xccl_available supports_complex"
     ),
     "api.coalescing": "_CoalescingManager _coalescing_manager all_gather_coalesced all_reduce_coalesced",
-    "api.collectives": (
-        "all_gather all_gather_single all_to_all all_to_all_single barrier broadcast gather monitored_barrier scatter"
-    ),
+    "api.barriers": "monitored_barrier rank_first",
+    "api.collectives": "all_gather all_gather_single all_to_all all_to_all_single barrier broadcast gather scatter",
     "api.debugging": "DebugLevel breakpoint get_debug_level set_debug_level set_debug_level_from_env",
     "api.default_group": "GroupMember group",
     "api.deprecated": "_all_gather_base _reduce_scatter_base all_gather_into_tensor reduce_op reduce_scatter_tensor",
@@ -30,7 +29,6 @@ _NAMES_OF_MODULES = {
     "api.options": "default_pg_timeout",
     "api.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
     "api.shrinking": "shrink_group",
-    "api.rank_first": "rank_first",
     "api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
     "api.reductions": "all_reduce exscan reduce reduce_scatter reduce_scatter_single scan",
     "errors": (

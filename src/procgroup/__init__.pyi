@@ -20,6 +20,8 @@ from procgroup.api.availability import is_torchelastic_launched as is_torchelast
 from procgroup.api.availability import is_ucc_available as is_ucc_available
 from procgroup.api.availability import is_xccl_available as is_xccl_available
 from procgroup.api.availability import supports_complex as supports_complex
+from procgroup.api.barriers import monitored_barrier as monitored_barrier
+from procgroup.api.barriers import rank_first as rank_first
 from procgroup.api.coalescing import _coalescing_manager as _coalescing_manager
 from procgroup.api.coalescing import _CoalescingManager as _CoalescingManager
 from procgroup.api.coalescing import all_gather_coalesced as all_gather_coalesced
@@ -31,7 +33,6 @@ from procgroup.api.collectives import all_to_all_single as all_to_all_single
 from procgroup.api.collectives import barrier as barrier
 from procgroup.api.collectives import broadcast as broadcast
 from procgroup.api.collectives import gather as gather
-from procgroup.api.collectives import monitored_barrier as monitored_barrier
 from procgroup.api.collectives import scatter as scatter
 from procgroup.api.debugging import DebugLevel as DebugLevel
 from procgroup.api.debugging import breakpoint as breakpoint
@@ -68,7 +69,6 @@ from procgroup.api.point_to_point import irecv as irecv
 from procgroup.api.point_to_point import isend as isend
 from procgroup.api.point_to_point import recv as recv
 from procgroup.api.point_to_point import send as send
-from procgroup.api.rank_first import rank_first as rank_first
 from procgroup.api.ranks import get_global_rank as get_global_rank
 from procgroup.api.ranks import get_group_rank as get_group_rank
 from procgroup.api.ranks import get_node_local_rank as get_node_local_rank

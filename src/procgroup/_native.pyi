@@ -150,8 +150,70 @@ class Group:
     def __init__(
         self, engine: Engine, identity: int, name: str, members: Sequence[int], rank: int, hosts: Sequence[int]
     ) -> None: ...
+    def barrier(self, async_op: bool, timeout: datetime.timedelta | float | None) -> Work | None: ...
+    def broadcast(
+        self, array: object, root: int, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
+    def gather(
+        self,
+        array: object,
+        outputs: Sequence[object] | None,
+        root: int,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
+    ) -> Work | None: ...
+    def scatter(
+        self,
+        array: object,
+        inputs: Sequence[object] | None,
+        root: int,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
+    ) -> Work | None: ...
+    def all_gather(
+        self, outputs: Sequence[object], array: object, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
+    def all_gather_single(
+        self, output: object, array: object, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
+    def all_to_all(
+        self,
+        outputs: Sequence[object],
+        inputs: Sequence[object],
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
+    ) -> Work | None: ...
+    def all_to_all_single(
+        self,
+        output: object,
+        array: object,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
+    ) -> Work | None: ...
     def all_reduce(
         self, array: object, op: object, retain: bool, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
+    def reduce(
+        self,
+        array: object,
+        root: int,
+        op: object,
+        retain: bool,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
+    ) -> Work | None: ...
+    def reduce_scatter(
+        self,
+        output: object,
+        inputs: Sequence[object],
+        op: object,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
+    ) -> Work | None: ...
+    def reduce_scatter_single(
+        self, output: object, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...
     def scan(
         self, array: object, op: object, retain: bool, async_op: bool, timeout: datetime.timedelta | float | None
@@ -209,18 +271,6 @@ class Group:
         self, start: Callable[[int, int], Iterator[int | Sequence[int] | None]], timeout: float
     ) -> None: ...
     def join(self, works: list[Work], op: str, arrays: Sequence[object]) -> Work: ...
-    def broadcast(
-        self, array: object, root: int, async_op: bool, timeout: datetime.timedelta | float | None
-    ) -> Work | None: ...
-    def reduce(
-        self,
-        array: object,
-        root: int,
-        op: object,
-        retain: bool,
-        async_op: bool,
-        timeout: datetime.timedelta | float | None,
-    ) -> Work | None: ...
     def all_reduce_coalesced(
         self,
         arrays: Sequence[object],
@@ -229,59 +279,9 @@ class Group:
         async_op: bool,
         timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
-    def gather(
-        self,
-        array: object,
-        outputs: Sequence[object] | None,
-        root: int,
-        async_op: bool,
-        timeout: datetime.timedelta | float | None,
-    ) -> Work | None: ...
-    def all_gather(
-        self, outputs: Sequence[object], array: object, async_op: bool, timeout: datetime.timedelta | float | None
-    ) -> Work | None: ...
-    def all_gather_single(
-        self, output: object, array: object, async_op: bool, timeout: datetime.timedelta | float | None
-    ) -> Work | None: ...
     def all_gather_integers(
         self, output: object, array: object, op: int, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...
-    def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        async_op: bool,
-        timeout: datetime.timedelta | float | None,
-    ) -> Work | None: ...
-    def reduce_scatter(
-        self,
-        output: object,
-        inputs: Sequence[object],
-        op: object,
-        async_op: bool,
-        timeout: datetime.timedelta | float | None,
-    ) -> Work | None: ...
-    def reduce_scatter_single(
-        self, output: object, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
-    ) -> Work | None: ...
-    def all_to_all(
-        self,
-        outputs: Sequence[object],
-        inputs: Sequence[object],
-        async_op: bool,
-        timeout: datetime.timedelta | float | None,
-    ) -> Work | None: ...
-    def all_to_all_single(
-        self,
-        output: object,
-        array: object,
-        output_splits: Sequence[int] | None,
-        input_splits: Sequence[int] | None,
-        async_op: bool,
-        timeout: datetime.timedelta | float | None,
-    ) -> Work | None: ...
-    def barrier(self, async_op: bool, timeout: datetime.timedelta | float | None) -> Work | None: ...
     def empty(self, nbytes: int, device: int, timeout: datetime.timedelta | float | None) -> NcclMemory: ...
     def register_mem_pool(self, addresses: Sequence[int], timeout: datetime.timedelta | float | None) -> None: ...
     def lend_memory(self) -> None: ...

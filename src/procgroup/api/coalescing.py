@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from procgroup.api.default_group import Group, choose, resolve
 from procgroup.api.reductions import SUM
 from procgroup.groups import checks
-from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.groups.future import Future
 from procgroup.timeouts import timeout as context_of
-from procgroup.types import AnyReduceOp, Array, Arrays
+from procgroup.types import AnyReduceOp, Array, Arrays, Timeout
 
 if TYPE_CHECKING:
     from procgroup._native import Work
@@ -24,18 +23,34 @@ if TYPE_CHECKING:
 
 @overload
 def all_reduce_coalesced(
-    tensors: Arrays | Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
+    tensors: Arrays | Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
 ) -> None: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Arrays | Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
+    tensors: Arrays | Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
 ) -> Future: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Arrays | Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
+    tensors: Arrays | Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
 ) -> Future | None: ...
 def all_reduce_coalesced(
-    tensors: Arrays | Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: Limit = None
+    tensors: Arrays | Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Future | None:
     """Combine each array of the list, element by element, with those of all ranks at the same place.
 
@@ -55,16 +70,16 @@ def all_gather_coalesced(
     output_tensor_lists: Sequence[Arrays],
     input_tensor_list: Arrays,
     group: Group = None,
-    async_op: No = False,
-    timeout: Limit = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
 ) -> None: ...
 @overload
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Arrays],
     input_tensor_list: Arrays,
     group: Group = None,
-    async_op: Yes = ...,
-    timeout: Limit = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
 ) -> Future: ...
 @overload
 def all_gather_coalesced(
@@ -72,14 +87,14 @@ def all_gather_coalesced(
     input_tensor_list: Arrays,
     group: Group = None,
     async_op: bool = ...,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
 ) -> Future | None: ...
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Arrays],
     input_tensor_list: Arrays,
     group: Group = None,
     async_op: bool = False,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
 ) -> Future | None:
     """Copy array ``i`` of each group rank ``r`` into ``output_tensor_lists[r][i]`` on every rank.
 
@@ -109,7 +124,7 @@ class _CoalescingManager:
         if work is not None:
             self.works.append(work)
 
-    def wait(self, timeout: Limit = None) -> None:
+    def wait(self, timeout: Timeout | None = None) -> None:
         """Wait for every Work, for at most ``timeout`` each: a timedelta or seconds, as for ``Work.wait``."""
         for work in self.works:
             work.wait(timeout)
@@ -117,7 +132,7 @@ class _CoalescingManager:
 
 @contextmanager
 def _coalescing_manager(
-    group: Group = None, device: Any = None, async_ops: bool = False, timeout: Limit = None
+    group: Group = None, device: Any = None, async_ops: bool = False, timeout: Timeout | None = None
 ) -> Iterator[_CoalescingManager]:
     """Queue each all_reduce, all_gather_single and reduce_scatter_single; issue them together at the end.
 

@@ -18,12 +18,12 @@ from typing import Any
 from procgroup.api.default_group import Group, choose
 from procgroup.api.ranks import DESTINATION, SOURCE, group_rank_of, root_or_first
 from procgroup.groups import checks, objects
-from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
+from procgroup.types import Timeout
 
 
 def all_gather_object(
-    object_list: list[Any], obj: Any, group: Group = None, timeout: Limit = None, safe: bool = False
+    object_list: list[Any], obj: Any, group: Group = None, timeout: Timeout | None = None, safe: bool = False
 ) -> None:
     """Put the object of each group rank ``r`` into ``object_list[r]`` on every rank.
 
@@ -42,7 +42,7 @@ def broadcast_object_list(
     group: Group = None,
     device: Any = None,
     group_src: int | None = None,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
     safe: bool = False,
 ) -> None:
     """Replace the objects in every rank's list by those of ``src``.
@@ -63,7 +63,7 @@ def gather_object(
     dst: int | None = None,
     group: Group = None,
     group_dst: int | None = None,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
     safe: bool = False,
 ) -> None:
     """Put the object of each group rank ``r`` into ``object_gather_list[r]`` on ``dst``.
@@ -91,7 +91,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
     safe: bool = False,
 ) -> None:
     """Put object ``r`` of ``src``'s input list into ``scatter_object_output_list[0]`` of each group rank ``r``.
@@ -122,7 +122,7 @@ def send_object_list(
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Send objects to one rank. Raises ValueError for oneself. ``use_batch`` means nothing on CPUs."""
     chosen = choose(group, "send_object_list")
@@ -142,7 +142,7 @@ def recv_object_list(
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
     safe: bool = False,
 ) -> int:
     """Receive as many objects as the list has places, from one rank, or from any when none is named.

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from procgroup.api.default_group import Group, choose, is_foreign, resolve, slot
 from procgroup.api.ranks import DESTINATION, group_rank_of
 from procgroup.groups import checks
-from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
-from procgroup.types import Array
+from procgroup.types import Array, Timeout
 
 if TYPE_CHECKING:
     from procgroup._native import Work
@@ -26,7 +25,7 @@ def send(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Send an array; return when ``tensor`` may be changed again. Raises ValueError for a message to oneself."""
     chosen = slot().group if group is None else None
@@ -46,7 +45,7 @@ def isend(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
 ) -> Work:
     """Start to send an array, which is not to be changed before the Work's ``wait`` returns.
 
@@ -70,7 +69,7 @@ def recv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
 ) -> int:
     """Receive an array into ``tensor`` from one rank, or from any when none is named.
 
@@ -94,7 +93,7 @@ def irecv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-    timeout: Limit = None,
+    timeout: Timeout | None = None,
 ) -> Work:
     """Start to receive an array into ``tensor``, which is not to be used before the Work's ``wait`` returns.
 
@@ -156,7 +155,7 @@ class P2POp:
         )
 
 
-def batch_isend_irecv(p2p_op_list: list[P2POp], timeout: Limit = None) -> list[Work]:
+def batch_isend_irecv(p2p_op_list: list[P2POp], timeout: Timeout | None = None) -> list[Work]:
     """Start all messages of the list; return one Work for each, in the order of the list.
 
     ``timeout``, a timedelta or seconds, is that of each message; None: see procgroup.timeouts.
@@ -182,7 +181,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp], timeout: Limit = None) -> list[W
     return [works[number] for number in range(len(p2p_op_list))]
 
 
-def _start(one: P2POp, timeout: Limit) -> Work:
+def _start(one: P2POp, timeout: Timeout | None) -> Work:
     if one.op is irecv:
         return one.group.irecv(one.tensor, one.group_peer, one.tag, timeout)
     return one.group.send(one.tensor, one.group_peer, one.tag, True, timeout)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from procgroup import exit_reason
 from procgroup.arrays import making
 from procgroup.errors import GroupBroken
 from procgroup.groups import checks
-from procgroup.groups.collectives import Collectives, Issued, Limit, No, Yes
-from procgroup.groups.engine import RETAINING
 from procgroup.groups.issue import Issue, QueuedCall
+from procgroup.groups.reductions import RETAINING, Reductions
 from procgroup.timeouts import seconds_in_force
-from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
+from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp, Timeout
 
 if TYPE_CHECKING:
     from procgroup._native import Work
@@ -37,7 +36,7 @@ def _first_failure(works: Sequence[Work]) -> Exception | None:
     return None
 
 
-class GroupCalls(Collectives):
+class GroupCalls(Reductions):
     """All calls of a group. Messages between two ranks with one tag arrive in the order in which they were sent."""
 
     _issue: Issue
@@ -48,25 +47,35 @@ class GroupCalls(Collectives):
     _seconds: float
     members: tuple[int, ...]
 
-    def seconds_of(self, timeout: Limit) -> float:
+    def seconds_of(self, timeout: Timeout | None) -> float:
         """Return how many seconds a call with this timeout may take: see procgroup.timeouts."""
         return seconds_in_force(timeout, self._seconds)
 
     @overload
     def send(
-        self, array: Array, destination: int, tag: int = ..., async_op: No = ..., timeout: Limit = ...
+        self,
+        array: Array,
+        destination: int,
+        tag: int = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
     ) -> None: ...
     @overload
     def send(
-        self, array: Array, destination: int, tag: int = ..., async_op: Yes = ..., timeout: Limit = ...
+        self,
+        array: Array,
+        destination: int,
+        tag: int = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work: ...
     @overload
     def send(
-        self, array: Array, destination: int, tag: int = ..., async_op: bool = ..., timeout: Limit = ...
-    ) -> Issued: ...
+        self, array: Array, destination: int, tag: int = ..., async_op: bool = ..., timeout: Timeout | None = ...
+    ) -> Work | None: ...
     def send(
-        self, array: Array, destination: int, tag: int = 0, async_op: bool = False, timeout: Limit = None
-    ) -> Issued:
+        self, array: Array, destination: int, tag: int = 0, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
         """Send an array to group rank ``destination``, which receives it with the same ``tag``."""
         # The checks are repeated here inline: a small message takes less time than one or two Python function calls.
         if destination.__class__ is not int or not 0 <= destination < self._size:
@@ -75,7 +84,7 @@ class GroupCalls(Collectives):
             tag = checks.tag(tag)
         return self.calls.send(array, destination, tag, async_op, timeout)
 
-    def recv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> int:
+    def recv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> int:
         """Receive an array from group rank ``source``, or from any rank with None; return the sender's group rank."""
         if source.__class__ is not int or not 0 <= source < self._size:
             source = self._source(source)
@@ -85,7 +94,7 @@ class GroupCalls(Collectives):
             array, source, tag, False, timeout
         )
 
-    def irecv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> Work:
+    def irecv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> Work:
         """Start to receive an array from group rank ``source``, or from any rank with None."""
         if source.__class__ is not int or not 0 <= source < self._size:
             source = self._source(source)
@@ -95,7 +104,7 @@ class GroupCalls(Collectives):
             array, source, tag, True, timeout
         )
 
-    def allocate_on_gpu(self, nbytes: int, device: int, timeout: Limit = None) -> Any:
+    def allocate_on_gpu(self, nbytes: int, device: int, timeout: Timeout | None = None) -> Any:
         """Return memory with the CUDA array interface for an array of all ranks: see procgroup.empty."""
         return self.calls.empty(nbytes, device, timeout)
 
@@ -108,7 +117,7 @@ class GroupCalls(Collectives):
         self.calls.lend_memory()
         return making.torch_allocator()
 
-    def register_mem_pool(self, pool: Any, timeout: Limit = None) -> None:
+    def register_mem_pool(self, pool: Any, timeout: Timeout | None = None) -> None:
         """Let NCCL read and write the memory of a ``torch.cuda.MemPool`` in place, in the calls of this group.
 
         The pool is made with ``mem_allocator``. All ranks call it in the same order, when their pools have memory of
@@ -118,7 +127,7 @@ class GroupCalls(Collectives):
         """
         self.calls.register_mem_pool([segment["address"] for segment in pool.snapshot()], timeout)
 
-    def rank_first(self, first: int, timeout: Limit = None) -> None:
+    def rank_first(self, first: int, timeout: Timeout | None = None) -> None:
         """Return when group rank ``first`` and every other rank have called it, too: see procgroup.rank_first."""
         self.calls.rank_first(checks.group_rank(first, self._size, self.group_name), timeout)
 
@@ -154,19 +163,19 @@ class GroupCalls(Collectives):
 
     @overload
     def all_reduce_coalesced(
-        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
+        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: Literal[False] = ..., timeout: Timeout | None = ...
     ) -> None: ...
     @overload
     def all_reduce_coalesced(
-        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
+        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: Literal[True] = ..., timeout: Timeout | None = ...
     ) -> Work: ...
     @overload
     def all_reduce_coalesced(
-        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
-    ) -> Issued: ...
+        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Timeout | None = ...
+    ) -> Work | None: ...
     def all_reduce_coalesced(
-        self, arrays: Arrays, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
-    ) -> Issued:
+        self, arrays: Arrays, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
         """Combine each of the arrays with those of all ranks at the same place in the list."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
@@ -174,19 +183,27 @@ class GroupCalls(Collectives):
 
     @overload
     def all_gather_coalesced(
-        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: No = ..., timeout: Limit = ...
+        self,
+        output_lists: Sequence[Arrays],
+        arrays: Arrays,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
     ) -> None: ...
     @overload
     def all_gather_coalesced(
-        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: Yes = ..., timeout: Limit = ...
+        self,
+        output_lists: Sequence[Arrays],
+        arrays: Arrays,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work: ...
     @overload
     def all_gather_coalesced(
-        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = ..., timeout: Limit = ...
-    ) -> Issued: ...
+        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = ..., timeout: Timeout | None = ...
+    ) -> Work | None: ...
     def all_gather_coalesced(
-        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = False, timeout: Limit = None
-    ) -> Issued:
+        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
         """Copy array ``i`` of each rank ``r`` into ``output_lists[r][i]`` on every rank."""
         call = "output_tensor_lists", "all_gather_coalesced", self._rank
         output_lists = checks.array_list(output_lists, self._size, *call)
@@ -201,19 +218,19 @@ class GroupCalls(Collectives):
 
     @overload
     def all_gather_single_coalesced(
-        self, outputs: Arrays, arrays: Arrays, async_op: No = ..., timeout: Limit = ...
+        self, outputs: Arrays, arrays: Arrays, async_op: Literal[False] = ..., timeout: Timeout | None = ...
     ) -> None: ...
     @overload
     def all_gather_single_coalesced(
-        self, outputs: Arrays, arrays: Arrays, async_op: Yes = ..., timeout: Limit = ...
+        self, outputs: Arrays, arrays: Arrays, async_op: Literal[True] = ..., timeout: Timeout | None = ...
     ) -> Work: ...
     @overload
     def all_gather_single_coalesced(
-        self, outputs: Arrays, arrays: Arrays, async_op: bool = ..., timeout: Limit = ...
-    ) -> Issued: ...
+        self, outputs: Arrays, arrays: Arrays, async_op: bool = ..., timeout: Timeout | None = ...
+    ) -> Work | None: ...
     def all_gather_single_coalesced(
-        self, outputs: Arrays, arrays: Arrays, async_op: bool = False, timeout: Limit = None
-    ) -> Issued:
+        self, outputs: Arrays, arrays: Arrays, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
         """Copy array ``i`` of all ranks, one after the other, into every rank's ``outputs[i]``."""
         checks.array_list(outputs, len(arrays), "outputs", "all_gather_single_coalesced", self._rank, "input")
         seconds = self.seconds_of(timeout)
@@ -222,24 +239,39 @@ class GroupCalls(Collectives):
 
     @overload
     def reduce_scatter_single_coalesced(
-        self, outputs: Arrays, arrays: Arrays, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
+        self,
+        outputs: Arrays,
+        arrays: Arrays,
+        op: AnyReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
     ) -> None: ...
     @overload
     def reduce_scatter_single_coalesced(
-        self, outputs: Arrays, arrays: Arrays, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
+        self,
+        outputs: Arrays,
+        arrays: Arrays,
+        op: AnyReduceOp = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work: ...
     @overload
     def reduce_scatter_single_coalesced(
-        self, outputs: Arrays, arrays: Arrays, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
-    ) -> Issued: ...
+        self,
+        outputs: Arrays,
+        arrays: Arrays,
+        op: AnyReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work | None: ...
     def reduce_scatter_single_coalesced(
         self,
         outputs: Arrays,
         arrays: Arrays,
         op: AnyReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Limit = None,
-    ) -> Issued:
+        timeout: Timeout | None = None,
+    ) -> Work | None:
         """Combine array ``i`` of all ranks; block ``r`` of the result goes to ``outputs[i]`` of rank ``r``."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
@@ -251,7 +283,13 @@ class GroupCalls(Collectives):
         ]
         return self._issue_all(calls, outputs, async_op)
 
-    def issue_queued(self, queue: Sequence[QueuedCall], async_op: bool = False) -> Issued:
+    @overload
+    def issue_queued(self, queue: Sequence[QueuedCall], async_op: Literal[False] = ...) -> None: ...
+    @overload
+    def issue_queued(self, queue: Sequence[QueuedCall], async_op: Literal[True] = ...) -> Work: ...
+    @overload
+    def issue_queued(self, queue: Sequence[QueuedCall], async_op: bool = ...) -> Work | None: ...
+    def issue_queued(self, queue: Sequence[QueuedCall], async_op: bool = False) -> Work | None:
         """Issue queued calls. Raises RuntimeError when they are of different operations."""
         if not queue:
             return None
@@ -268,13 +306,13 @@ class GroupCalls(Collectives):
         return self._issue_all(queue, [given[0] for given in arguments], async_op)
 
     def _reduce_all(
-        self, arrays: Arrays, ops: Sequence[AnyReduceOp], retain: bool, timeout: Limit, async_op: bool
-    ) -> Issued:
+        self, arrays: Arrays, ops: Sequence[AnyReduceOp], retain: bool, timeout: Timeout | None, async_op: bool
+    ) -> Work | None:
         if not ops:
             return None
         return self.calls.all_reduce_coalesced(arrays, ops, retain, async_op, timeout)
 
-    def _issue_all(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Issued:
+    def _issue_all(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Work | None:
         """Check all calls, then issue them: if one is invalid, no other rank sees any of them."""
         for op, arguments, _ in calls if len(calls) > 1 else ():
             self._check(op, *arguments)

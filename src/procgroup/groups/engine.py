@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 30.0
 """How long a rank that leaves in order waits for its issued calls to complete. It does not wait for lost ranks."""
 
-RETAINING = ("all_reduce", "reduce", "scan", "exscan")
-"""The collectives that take ``retain`` before ``async_op``."""
-
 
 class GroupEngine(Protocol):
     """One group on the engine of this rank."""

@@ -383,5 +383,8 @@ class ProcessGroup(GroupCalls):
             what = f"{type(backend).__name__}.close() raised {type(error).__name__}: {error}"
             log.error(f"{what} ({self._where()})", self.members[self._rank])
 
+    def _where(self) -> str:
+        return f"group {self.group_name} (rank {self._rank} of {self._size})"
+
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name}: rank {self._rank} of {self._size}, {self.transport}>"

@@ -17,7 +17,6 @@ import numpy as np
 
 from procgroup import _native, exit_reason
 from procgroup.errors import CollectiveMismatch, DistBackendError, MalformedObjects, PicklingFailed, UnpicklingFailed
-from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_format import (
     HEADER_BYTES,
@@ -28,6 +27,7 @@ from procgroup.groups.object_format import (
     pack_whole_objects,
 )
 from procgroup.groups.pickling import Pickled, loader, pickle_object, unpickle_object
+from procgroup.types import Timeout
 
 # How long a rank that was interrupted while pickling tries to send the error; most other ranks have arrived by then.
 _INTERRUPT_SECONDS = 0.2
@@ -68,7 +68,13 @@ class ObjectCall:
     """
 
     def __init__(
-        self, group: ProcessGroup, kind: Kind, root: int, timeout: Limit, safe: bool, started: float | None = None
+        self,
+        group: ProcessGroup,
+        kind: Kind,
+        root: int,
+        timeout: Timeout | None,
+        safe: bool,
+        started: float | None = None,
     ) -> None:
         self.group = group
         self.kind = kind

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from procgroup.errors import CollectiveMismatch
-from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_call import NONE, Kind, ObjectCall
 from procgroup.groups.object_format import Bytes, Header, IncomingObjects, OutgoingObjects, make_header
 from procgroup.groups.pickling import loader
+from procgroup.types import Timeout
 
 # Tags of this module, far from those of programs: of the messages of collectives, and of send_object_list.
 _COLLECTIVE_TAG = (1 << 63) - 3
@@ -25,7 +25,7 @@ _MESSAGE_TAG = (1 << 63) - 2
 _SEND = int(Kind.SEND)
 
 
-def all_gather(group: ProcessGroup, value: Any, timeout: Limit, safe: bool) -> list[Any]:
+def all_gather(group: ProcessGroup, value: Any, timeout: Timeout | None, safe: bool) -> list[Any]:
     """Return the objects of all ranks, in group order; this rank's own object is a copy, too."""
     call = ObjectCall(group, Kind.ALL_GATHER, -1, timeout, safe)
     found = call.exchange((value,), 1)
@@ -41,7 +41,9 @@ def all_gather(group: ProcessGroup, value: Any, timeout: Limit, safe: bool) -> l
     return [call.unpickle(rank, each)[0] for rank, each in enumerate(incoming)]
 
 
-def broadcast(group: ProcessGroup, objects: Sequence[Any], root: int, timeout: Limit, safe: bool) -> Sequence[Any]:
+def broadcast(
+    group: ProcessGroup, objects: Sequence[Any], root: int, timeout: Timeout | None, safe: bool
+) -> Sequence[Any]:
     """Return the objects of ``root``; on the root, ``objects`` itself. Elsewhere only its length is used."""
     call = ObjectCall(group, Kind.BROADCAST, root, timeout, safe)
     is_root = group.rank() == root
@@ -66,7 +68,7 @@ def broadcast(group: ProcessGroup, objects: Sequence[Any], root: int, timeout: L
     return objects if is_root else call.unpickle(root, incoming)
 
 
-def gather(group: ProcessGroup, value: Any, root: int, timeout: Limit, safe: bool) -> list[Any] | None:
+def gather(group: ProcessGroup, value: Any, root: int, timeout: Timeout | None, safe: bool) -> list[Any] | None:
     """Return the objects of all ranks on ``root``, None elsewhere."""
     call = ObjectCall(group, Kind.GATHER, root, timeout, safe)
     is_root = group.rank() == root
@@ -93,7 +95,7 @@ def gather(group: ProcessGroup, value: Any, root: int, timeout: Limit, safe: boo
     return [call.unpickle(rank, each)[0] for rank, each in enumerate(incoming)]
 
 
-def scatter(group: ProcessGroup, objects: Sequence[Any] | None, root: int, timeout: Limit, safe: bool) -> Any:
+def scatter(group: ProcessGroup, objects: Sequence[Any] | None, root: int, timeout: Timeout | None, safe: bool) -> Any:
     """Return the object that ``root`` has for this rank; ``objects`` is used on the root only."""
     call = ObjectCall(group, Kind.SCATTER, root, timeout, safe)
     rank, size = group.rank(), group.size()
@@ -116,7 +118,7 @@ def try_send(group: ProcessGroup, objects: object, global_rank: int | None) -> b
     return group.calls.try_send_objects(objects, _SEND, global_rank, _MESSAGE_TAG)
 
 
-def send(group: ProcessGroup, objects: Sequence[Any], destination: int, timeout: Limit) -> None:
+def send(group: ProcessGroup, objects: Sequence[Any], destination: int, timeout: Timeout | None) -> None:
     """Send objects to one rank."""
     if group.takes_iovecs and group.calls.send_objects(objects, _SEND, destination, _MESSAGE_TAG, timeout):
         return
@@ -128,7 +130,9 @@ def send(group: ProcessGroup, objects: Sequence[Any], destination: int, timeout:
         _send_segments(call, outgoing, header, destination, _MESSAGE_TAG)
 
 
-def recv(group: ProcessGroup, count: int, source: int | None, timeout: Limit, safe: bool) -> tuple[list[Any], int]:
+def recv(
+    group: ProcessGroup, count: int, source: int | None, timeout: Timeout | None, safe: bool
+) -> tuple[list[Any], int]:
     """Receive ``count`` objects from ``source``, or from any rank with None; return them and the sender's group rank.
 
     Raises CollectiveMismatch, after all have been received, when the sender sent more or fewer.

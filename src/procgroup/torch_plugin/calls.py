@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from procgroup.api import collectives
+from procgroup.api.barriers import monitored_barrier
 from procgroup.arrays.untraced import untraced
 from procgroup.errors import DistBackendError
 from procgroup.groups.group import ProcessGroup
@@ -345,7 +345,7 @@ class TorchCalls:
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; otherwise raise what names those who did not."""
         limit = limit_of(timeout) if isinstance(timeout, BarrierOptions) else timeout
-        collectives.monitored_barrier(self.group, limit, wait_all_ranks)
+        monitored_barrier(self.group, limit, wait_all_ranks)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

@@ -1,4 +1,4 @@
-"""``with rank_first():`` - one rank prepares something, and the others wait until it has been prepared."""
+"""Barriers that name the missing ranks, and ``with rank_first():``, in which one rank prepares something first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,36 @@ from types import TracebackType
 
 from procgroup.api.default_group import Group, choose
 from procgroup.api.ranks import group_rank_of
-from procgroup.groups.collectives import Limit
+from procgroup.errors import CollectiveTimeout, PeerFailed
+from procgroup.types import Timeout
+
+
+def monitored_barrier(group: Group = None, timeout: Timeout | None = None, wait_all_ranks: bool = False) -> None:
+    """Wait until every rank has called it; otherwise raise CollectiveTimeout, whose ``missing`` names the others.
+
+    Every rank that waits raises it with all missing ranks, whichever rank's deadline passes first, so
+    ``wait_all_ranks`` changes nothing. A rank that is late raises an error in its next call at the latest. Raises
+    PeerLost at once when a rank's process ended. ``timeout`` is a timedelta or seconds; None: see procgroup.timeouts.
+    """
+    chosen = choose(group, "monitored_barrier")
+    if chosen is None:
+        return
+    try:
+        chosen.barrier(False, timeout)
+    except (CollectiveTimeout, PeerFailed) as error:
+        if isinstance(error, PeerFailed) and error.cause != "timeout":
+            raise
+        raise CollectiveTimeout(
+            missing=error.missing,
+            seconds=error.seconds,
+            op="monitored_barrier",
+            sequence=error.sequence,
+            group=error.group,
+            rank=error.rank,
+            size=error.size,
+            members=error.members,
+            calls=getattr(error, "calls", None),
+        ) from None
 
 
 class rank_first:  # noqa: N801 - used as a function
@@ -23,7 +52,11 @@ class rank_first:  # noqa: N801 - used as a function
     """
 
     def __init__(
-        self, rank: int | None = None, group: Group = None, group_rank: int | None = None, timeout: Limit = None
+        self,
+        rank: int | None = None,
+        group: Group = None,
+        group_rank: int | None = None,
+        timeout: Timeout | None = None,
     ) -> None:
         self._group = choose(group, "rank_first")
         self._timeout = timeout

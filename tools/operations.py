@@ -1,0 +1,314 @@
+"""The table of operations: each operation that all ranks of a group call, in one row.
+
+``tools/generate.py`` writes from it the public functions (``procgroup.api``), the methods of ProcessGroup
+(``procgroup.groups.collectives``), the methods of the native group (``native/bindings``), the table that the engine
+reads (``native/ops/operation_table.hpp``) and PyTorch's methods (``procgroup.torch_plugin``). The tests take from it
+who the root is, whether an operation reduces, and whether its blocks may differ in size.
+
+    operation    what the engine knows: who gives elements, who gets them, in which arrays
+    call         a function with a name of its own; several calls may be one operation (all_gather, all_gather_single)
+    block        the elements that one rank gives to another
+    root         the rank that gives to all others, or gets from all others
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Ranks = Literal["none", "all", "root", "all but root", "all but first"]
+"""The ranks that give elements, or get them."""
+Side = Literal["none", "one", "blocks"]
+"""The arrays of a rank on one side: none, one array, or a block for each rank."""
+Sizes = Literal["equal", "per rank", "per pair"]
+"""On which sizes the ranks agree: one; one for each rank, known to all; one for each pair of ranks."""
+Sources = Literal["all", "lower and own", "lower"]
+"""The ranks whose elements a rank's result combines."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the engine. A message goes from one rank to another: it is neither numbered nor agreed on."""
+
+    name: str
+    givers: Ranks = "none"
+    takers: Ranks = "none"
+    input: Side = "none"
+    output: Side = "none"
+    reduces: bool = False
+    sizes: Sizes = "equal"
+    sources: Sources = "all"
+    is_message: bool = False
+    is_listed: bool = True
+    """Whether it is among the collectives and messages of ``_native.operations()``."""
+    comment: str = ""
+
+    @property
+    def root(self) -> str:
+        """The side of the root: "source", "destination", or "" without a root."""
+        if self.is_message:
+            return "destination" if self.givers == "all" else "source"
+        return "source" if self.givers == "root" else "destination" if self.takers == "root" else ""
+
+
+OPERATIONS = [
+    Operation("barrier"),
+    Operation("rank_first", is_listed=False),
+    Operation("empty", is_listed=False, comment="of an array on a GPU"),
+    Operation("register_mem_pool", is_listed=False),
+    Operation("broadcast", "root", "all but root", "one", "one"),
+    Operation("reduce", "all", "root", "one", "one", reduces=True),
+    Operation("all_reduce", "all", "all", "one", "one", reduces=True),
+    Operation("gather", "all", "root", "one", "blocks"),
+    Operation("all_gather", "all", "all", "one", "blocks", sizes="per rank"),
+    Operation("scatter", "root", "all", "blocks", "one"),
+    Operation("reduce_scatter", "all", "all", "blocks", "one", reduces=True, sizes="per rank"),
+    Operation("all_to_all", "all", "all", "blocks", "blocks", sizes="per pair"),
+    Operation("scan", "all", "all", "one", "one", reduces=True, sources="lower and own"),
+    Operation("exscan", "all", "all but first", "one", "one", reduces=True, sources="lower"),
+    Operation("send", givers="all", input="one", is_message=True),
+    Operation("recv", takers="all", output="one", is_message=True),
+]
+"""By the engine's number of the operation, which is part of the descriptors that ranks compare."""
+
+OPERATION = {row.name: row for row in OPERATIONS}
+
+Kind = Literal["array", "arrays", "arrays of root", "lists of arrays", "root", "root or first", "peer", "op", "splits"]
+"""What a parameter is, and so how it is checked:
+
+    array             one array of this rank
+    arrays            a list of one array for each rank
+    arrays of root    such a list on the root, None on the other ranks
+    lists of arrays   a list, for each rank, of lists of arrays
+    root              a global or a group rank; it is required
+    root or first     the same; the default is global rank 0
+    peer, tag         the other rank of a message, and the message's tag
+    op                a reduce op
+    splits            the number of rows of each rank's block; None: equal blocks
+"""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a call, by its name in the public function (torch.distributed's) and in ProcessGroup."""
+
+    kind: str
+    public: str
+    method: str
+
+
+def array(public: str, method: str = "array") -> Parameter:
+    return Parameter("array", public, method)
+
+
+def arrays(public: str, method: str) -> Parameter:
+    return Parameter("arrays", public, method)
+
+
+SOURCE = Parameter("root", "src", "root")
+DESTINATION = Parameter("root", "dst", "root")
+SOURCE_OR_FIRST = Parameter("root or first", "src", "root")
+DESTINATION_OR_FIRST = Parameter("root or first", "dst", "root")
+OP = Parameter("op", "op", "op")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One function: its parameters in the order of ProcessGroup's method, before ``async_op`` and ``timeout``."""
+
+    name: str
+    operation: str
+    module: str
+    """The module of procgroup.api."""
+    parameters: tuple[Parameter, ...]
+    method_doc: str
+    public_doc: str
+    retains: bool = False
+    """Whether it takes ``retain``: a call that fails then leaves its array as it was."""
+
+    @property
+    def row(self) -> Operation:
+        return OPERATION[self.operation]
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the blocks of different ranks may differ in size."""
+        return self.row.sizes != "equal" and (
+            not self.name.endswith("_single") or any(one.kind == "splits" for one in self.parameters)
+        )
+
+
+CALLS = [
+    Call(
+        "barrier",
+        "barrier",
+        "collectives",
+        (),
+        "Wait until every rank has called barrier.",
+        "Wait until every rank has called it. ``device_ids`` means nothing on CPUs.",
+    ),
+    Call(
+        "broadcast",
+        "broadcast",
+        "collectives",
+        (array("tensor"), SOURCE),
+        "Copy the array of ``root`` into every rank's array.",
+        "Copy the array of ``src`` into every rank's ``tensor``.",
+    ),
+    Call(
+        "gather",
+        "gather",
+        "collectives",
+        (array("tensor"), Parameter("arrays of root", "gather_list", "outputs"), DESTINATION_OR_FIRST),
+        "Copy the array of each rank ``r`` into ``outputs[r]`` on ``root``; the others give no outputs.",
+        """Copy the array of each group rank ``r`` into ``gather_list[r]`` on ``dst``, global rank 0 by default.
+
+        All arrays have the dtype and size of ``tensor``. Raises ValueError when ``gather_list`` is missing on
+        ``dst``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
+        dtype, size or ``dst`` differ between the ranks: after a small call others than ``dst`` raise it in a later
+        one.""",
+    ),
+    Call(
+        "scatter",
+        "scatter",
+        "collectives",
+        (array("tensor"), Parameter("arrays of root", "scatter_list", "inputs"), SOURCE_OR_FIRST),
+        "Copy ``inputs[r]`` of ``root`` into the array of each rank ``r``; the others give no inputs.",
+        """Copy ``scatter_list[r]`` of ``src``, global rank 0 by default, into ``tensor`` of each group rank ``r``.
+
+        All arrays have the dtype and size of ``tensor``. Raises ValueError when ``scatter_list`` is missing on
+        ``src``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
+        dtype, size or ``src`` differ between the ranks: after a small call ``src`` raises it in a later one, and so do
+        ranks that agree with ``src`` and have their part.""",
+    ),
+    Call(
+        "all_gather",
+        "all_gather",
+        "collectives",
+        (arrays("tensor_list", "outputs"), array("tensor")),
+        "Copy the array of each rank ``r`` into ``outputs[r]`` on every rank.",
+        """Copy the array of each group rank ``r`` into ``tensor_list[r]`` on every rank.
+
+        The ranks' arrays have one dtype and may have different sizes: ``tensor_list[r]`` is as large as the array of
+        rank ``r``. Raises ValueError unless there is one array per rank; on every rank CollectiveMismatch, changing
+        nothing, when the sizes or dtypes do not fit.""",
+    ),
+    Call(
+        "all_gather_single",
+        "all_gather",
+        "collectives",
+        (array("output_tensor", "output"), array("input_tensor")),
+        "Copy the arrays of all ranks, one after the other, into every rank's ``output``.",
+        """Copy the arrays of all ranks, one after the other in group order, into every rank's ``output_tensor``.
+
+        The output has as many elements as all inputs together: for inputs of shape (n, ...) and world size w its shape
+        is (w * n, ...), which concatenates them, or (w, n, ...), which stacks them. Raises ArgumentError for another
+        size; on every rank CollectiveMismatch, changing nothing, when dtype or size differ between the ranks.""",
+    ),
+    Call(
+        "all_to_all",
+        "all_to_all",
+        "collectives",
+        (arrays("output_tensor_list", "outputs"), arrays("input_tensor_list", "inputs")),
+        "Send ``inputs[r]`` to each rank ``r``, and receive from rank ``r`` into ``outputs[r]``.",
+        """Send ``input_tensor_list[r]`` to each group rank ``r``; receive from it into ``output_tensor_list[r]``.
+
+        All arrays have one dtype; the sizes may all differ, where what rank a sends to rank b is as large as what b
+        expects from a. Raises ValueError unless there is one array per rank; CollectiveMismatch, changing nothing, when
+        two ranks expect different sizes.""",
+    ),
+    Call(
+        "all_to_all_single",
+        "all_to_all",
+        "collectives",
+        (
+            array("output", "output"),
+            array("input"),
+            Parameter("splits", "output_split_sizes", "output_splits"),
+            Parameter("splits", "input_split_sizes", "input_splits"),
+        ),
+        """Send block ``r`` of the array to each rank ``r``, and receive block ``r`` of ``output`` from it.
+
+        Splits are numbers of rows along the first dimension; None means equal blocks.""",
+        """Send part ``r`` of ``input`` to each group rank ``r``; receive part ``r`` of ``output`` from it.
+
+        Split sizes count rows, along the first dimension; without them (None or an empty list) the parts are equal.
+        Raises ArgumentError when the splits do not add up to the first dimension or are not one per rank, and without
+        splits when the first dimension does not divide by the world size; CollectiveMismatch, changing nothing, when
+        two ranks expect different sizes.""",
+    ),
+    Call(
+        "all_reduce",
+        "all_reduce",
+        "reductions",
+        (array("tensor"), OP),
+        "Combine the arrays of all ranks, element by element, into every rank's array.",
+        """Combine the arrays of all ranks, element by element, into every rank's ``tensor``.
+
+        The result is bit-identical on all ranks. Elements are combined in rank order where all ranks share memory or
+        none do; in groups that span hosts, first those of each host, unless the group was made with
+        ``deterministic="order"``. 16-bit floats are combined in
+        float32. Raises CollectiveMismatch on every rank, changing nothing, when op, dtype or count differ.""",
+        retains=True,
+    ),
+    Call(
+        "reduce",
+        "reduce",
+        "reductions",
+        (array("tensor"), DESTINATION, OP),
+        "Combine the arrays of all ranks into that of ``root``; the others' arrays keep their values.",
+        "Combine the arrays of all ranks into that of ``dst``; the other ranks' arrays keep their values.",
+        retains=True,
+    ),
+    Call(
+        "reduce_scatter",
+        "reduce_scatter",
+        "reductions",
+        (array("output", "output"), arrays("input_list", "inputs"), OP),
+        "Combine ``inputs[r]`` of all ranks into the output of each rank ``r``.",
+        """Combine ``input_list[r]`` of all ranks, element by element, into ``output`` of each group rank ``r``.
+
+        All arrays have one dtype; the sizes may differ along the list, and are the same on all ranks: ``input_list[r]``
+        is as large as the output of rank ``r``. Raises ValueError unless there is one array per rank; on every rank
+        CollectiveMismatch, changing nothing, when op, dtype or sizes do not fit.""",
+    ),
+    Call(
+        "reduce_scatter_single",
+        "reduce_scatter",
+        "reductions",
+        (array("output", "output"), array("input"), OP),
+        "Combine the arrays of all ranks; block ``r`` of the result goes to the output of rank ``r``.",
+        """Combine ``input`` of all ranks, element by element; ``output`` of each group rank ``r`` gets part ``r``.
+
+        The input has as many elements as all outputs together, the parts one after the other: for outputs of shape
+        (n, ...) and world size w its shape is (w * n, ...) or (w, n, ...). Raises ArgumentError for another size; on
+        every rank CollectiveMismatch, changing nothing, when op, dtype or size differ between the ranks.""",
+    ),
+    Call(
+        "scan",
+        "scan",
+        "reductions",
+        (array("tensor"), OP),
+        "Combine the arrays of all lower ranks and this one, element by element, into this rank's array.",
+        """Combine the arrays of the ranks up to this one, element by element, into this rank's ``tensor``.
+
+        The inclusive prefix reduction, as MPI_Scan (MPI 4.1, section 6.11.1): rank r gets tensor_0 op ... op tensor_r,
+        in rank order whatever the layout; AVG divides by r + 1. Raises CollectiveMismatch on every rank, changing
+        nothing, when op, dtype or count differ.""",
+        retains=True,
+    ),
+    Call(
+        "exscan",
+        "exscan",
+        "reductions",
+        (array("tensor"), OP),
+        "Combine the arrays of all lower ranks into this rank's array, which is the input, too; rank 0's is kept.",
+        """Combine the arrays of the ranks below into ``tensor``, which is the input, too; rank 0's keeps its values.
+
+        The exclusive prefix reduction, as MPI_Exscan (MPI 4.1, section 6.11.2): rank r gets tensor_0 op ... op
+        tensor_r-1, in rank order; AVG divides by r. Every rank passes its own input, rank 0 too: zeros there would
+        leave it out of all sums. So begin with a copy, and clear rank 0's afterwards: ``before = x.copy();
+        exscan(before)``, then ``if rank == 0: before[...] = 0``. Raises as ``scan`` does.""",
+        retains=True,
+    ),
+]
