@@ -1,9 +1,9 @@
 """The table of operations: each operation that all ranks of a group call, in one row.
 
 ``tools/generate.py`` writes from it the public functions (``procgroup.api``), the methods of ProcessGroup
-(``procgroup.groups.collectives``), the methods of the native group (``native/bindings``), the table that the engine
-reads (``native/ops/operation_table.hpp``) and PyTorch's methods (``procgroup.torch_plugin``). The tests take from it
-who the root is, whether an operation reduces, and whether its blocks may differ in size.
+(``procgroup.groups``), the methods of the native group (``native/bindings``), the table that the engine reads
+(``native/ops/operation_table.hpp``) and PyTorch's methods (``procgroup.torch_plugin.collectives``). The tests take from
+it who the root is, whether an operation reduces, and whether its blocks may differ in size.
 
     operation    what the engine knows: who gives elements, who gets them, in which arrays
     call         a function with a name of its own; several calls may be one operation (all_gather, all_gather_single)
@@ -310,5 +310,164 @@ CALLS = [
         leave it out of all sums. So begin with a copy, and clear rank 0's afterwards: ``before = x.copy();
         exscan(before)``, then ``if rank == 0: before[...] = 0``. Raises as ``scan`` does.""",
         retains=True,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class TorchCall:
+    """One method that torch.distributed calls of a backend, beside those that torch_plugin/calls.py has."""
+
+    name: str
+    call: str
+    """ProcessGroup's method."""
+    options: str
+    """torch's class of options."""
+    tensors: tuple[str, ...]
+    """The parameters with tensors, the outputs first. Of two, the profiler shows the second one."""
+    arguments: str
+    """The arguments of ProcessGroup's method. ``tensor`` is the only one of the last list of tensors."""
+    doc: str
+    further: tuple[str, ...] = ()
+    """Further positional parameters, before the options."""
+    fields: tuple[str, ...] = ()
+    """The parameters "op" and "root", which torch's older forms have in place of options."""
+    takes_timeout: bool = True
+    is_listed: bool = False
+    """Whether the tensors are in lists: of this rank's one tensor, or of one list of tensors."""
+    title: str = ""
+    """The name of its events in torch's profiler, if it isn't that of ``call``."""
+
+
+TORCH_CALLS = [
+    TorchCall(
+        "broadcast",
+        "broadcast",
+        "BroadcastOptions",
+        ("tensors",),
+        "tensor, opts.rootRank",
+        "Copy the tensor of the root to every rank.",
+        fields=("root",),
+        is_listed=True,
+    ),
+    TorchCall(
+        "reduce",
+        "reduce",
+        "ReduceOptions",
+        ("tensors",),
+        "tensor, opts.rootRank, reduce_op(opts.reduceOp)",
+        "Combine the tensors of all ranks into that of the root.",
+        fields=("op", "root"),
+        is_listed=True,
+    ),
+    TorchCall(
+        "allreduce_coalesced",
+        "all_reduce_coalesced",
+        "AllreduceCoalescedOptions",
+        ("tensors",),
+        "tensors, reduce_op(opts.reduceOp)",
+        "Combine each of the tensors in place.",
+        takes_timeout=False,
+    ),
+    TorchCall(
+        "allgather",
+        "all_gather",
+        "AllgatherOptions",
+        ("output_tensors", "input_tensors"),
+        "only(output_tensors), tensor",
+        "Copy the tensor of each rank ``r`` into ``output_tensors[0][r]`` on every rank; sizes may differ.",
+        is_listed=True,
+    ),
+    TorchCall(
+        "allgather_coalesced",
+        "all_gather_coalesced",
+        "AllgatherOptions",
+        ("output_lists", "input_list"),
+        "output_lists, input_list",
+        "Copy tensor ``i`` of each rank ``r`` into ``output_lists[r][i]`` on every rank.",
+        takes_timeout=False,
+    ),
+    TorchCall(
+        "all_gather_single",
+        "all_gather_single",
+        "AllgatherOptions",
+        ("output", "input"),
+        "output, input",
+        "Copy the tensors of all ranks, one after the other, into every rank's ``output``.",
+    ),
+    TorchCall(
+        "all_gather_single_coalesced",
+        "all_gather_single_coalesced",
+        "AllgatherOptions",
+        ("outputs", "inputs"),
+        "outputs, inputs",
+        "Make an all_gather_single of each output and input.",
+        takes_timeout=False,
+    ),
+    TorchCall(
+        "gather",
+        "gather",
+        "GatherOptions",
+        ("output_tensors", "input_tensors"),
+        "tensor, only(output_tensors) if output_tensors else None, opts.rootRank",
+        "Copy the tensor of each rank ``r`` into ``output_tensors[0][r]`` on the root; the others give none.",
+        fields=("root",),
+        is_listed=True,
+    ),
+    TorchCall(
+        "scatter",
+        "scatter",
+        "ScatterOptions",
+        ("output_tensors", "input_tensors"),
+        "tensor, only(input_tensors) if input_tensors else None, opts.rootRank",
+        "Copy ``input_tensors[0][r]`` of the root into the tensor of each rank ``r``; the others give none.",
+        fields=("root",),
+        is_listed=True,
+    ),
+    TorchCall(
+        "reduce_scatter",
+        "reduce_scatter",
+        "ReduceScatterOptions",
+        ("output_tensors", "input_tensors"),
+        "tensor, only(input_tensors), reduce_op(opts.reduceOp)",
+        "Combine ``input_tensors[0][r]`` of all ranks into the output of each rank ``r``; sizes may differ.",
+        fields=("op",),
+        is_listed=True,
+    ),
+    TorchCall(
+        "reduce_scatter_single",
+        "reduce_scatter_single",
+        "ReduceScatterOptions",
+        ("output", "input"),
+        "output, input, reduce_op(opts.reduceOp)",
+        "Combine the inputs of all ranks; part ``r`` of the result goes to the output of rank ``r``.",
+    ),
+    TorchCall(
+        "reduce_scatter_single_coalesced",
+        "reduce_scatter_single_coalesced",
+        "ReduceScatterOptions",
+        ("outputs", "inputs"),
+        "outputs, inputs, reduce_op(opts.reduceOp)",
+        "Make a reduce_scatter_single of each output and input.",
+        takes_timeout=False,
+    ),
+    TorchCall(
+        "alltoall",
+        "all_to_all",
+        "AllToAllOptions",
+        ("output_tensors", "input_tensors"),
+        "output_tensors, input_tensors",
+        "Send ``input_tensors[r]`` to each rank ``r``, and receive ``output_tensors[r]`` from it.",
+        takes_timeout=False,
+    ),
+    TorchCall(
+        "all_to_all_single",
+        "all_to_all_single",
+        "AllToAllOptions",
+        ("output", "input"),
+        "output, input, output_split_sizes, input_split_sizes",
+        "Send part ``r`` of the input to each rank ``r``, and receive part ``r`` of the output from it.",
+        further=("output_split_sizes", "input_split_sizes"),
+        title="all_to_all",
     ),
 ]
