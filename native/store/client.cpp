@@ -57,9 +57,10 @@ Client::~Client() = default;
 
 Reply Client::request(Op op, std::string_view head, std::string_view tail, Deadline deadline, const Check& check) {
   std::unique_ptr<ClientConnection> connection = acquire(deadline, check);
+  if (!connection) return {Status::kCancelled, {}};
   try {
     Reply reply = connection->request(op, head, tail, deadline, check);
-    release(std::move(connection));
+    if (connection->intact()) release(std::move(connection));
     return reply;
   } catch (const ServerLost& lost) {
     lose(lost.reason);
@@ -100,7 +101,7 @@ std::unique_ptr<ClientConnection> Client::acquire(Deadline deadline, const Check
     using Kind = ConnectFailure::Kind;
     const bool silent = failure.kind == Kind::kTimeout || (failure.kind == Kind::kNotAStore && reconnect.passed());
     if (!silent) throw;
-    if (deadline.passed()) throw DeadlinePassed{};
+    if (deadline.passed()) return nullptr;
     lose(failure.detail);
   }
 }

@@ -12,7 +12,7 @@
 #include "base/clock.hpp"
 #include "base/file_descriptor.hpp"
 #include "store/handshake.hpp"
-#include "store/request.hpp"
+#include "store/requests.hpp"
 
 namespace procgroup::store {
 
@@ -25,10 +25,6 @@ struct ConnectFailure {
 // The connection to the server was lost; every later request throws this as well.
 struct ServerLost {
   std::string reason;
-};
-// The deadline passed.
-struct DeadlinePassed {
-  std::string body;  // of the reply kCancelled, if it arrived
 };
 
 class ClientConnection;
@@ -67,8 +63,8 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // Send one request, whose body is `head` followed by `tail`, and wait for its reply. Throws ServerLost,
-  // DeadlinePassed (the request is then cancelled), ConnectFailure, or what `check` throws.
+  // Send one request, whose body is `head` followed by `tail`, and wait for its reply; kCancelled when the deadline
+  // passes first. Throws ServerLost, ConnectFailure, or what `check` throws; the request is then cancelled.
   Reply request(Op op, std::string_view head, std::string_view tail, Deadline deadline, const Check& check);
 
   // Close the idle connections, and refuse later requests. Idempotent.
@@ -76,6 +72,7 @@ class Client {
   const Options& options() const { return options_; }
 
  private:
+  // Returns null when the deadline passes first.
   std::unique_ptr<ClientConnection> acquire(Deadline deadline, const Check& check);
   void release(std::unique_ptr<ClientConnection> connection);
   void reset_after_fork();

@@ -31,6 +31,9 @@ constexpr int kSilentCloses = 3;
 
 const Check kNoCheck = [] {};
 
+// The deadline passed in the middle of a message, or before it.
+struct DeadlinePassed {};
+
 std::string error_text(int number) { return std::generic_category().message(number); }
 
 void set_option(int socket, int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); }
@@ -210,8 +213,7 @@ void ClientConnection::handshake(const Client::Options& options, uint64_t client
   Welcome welcome;
   receive_exactly(welcome.magic, sizeof welcome.magic, deadline, check);
   if (std::string_view(welcome.magic, sizeof welcome.magic) != kMagic) {
-    std::string first(welcome.magic, sizeof welcome.magic);
-    std::replace_if(first.begin(), first.end(), [](unsigned char c) { return c < 32 || c > 126; }, '.');
+    const std::string first = printable({welcome.magic, sizeof welcome.magic});
     throw ConnectFailure{Kind::kNotAStore, "its first bytes are '" + first + "'"};
   }
   receive_exactly(welcome.magic + sizeof welcome.magic, sizeof welcome - sizeof welcome.magic, deadline, check);
@@ -248,9 +250,7 @@ Reply ClientConnection::request(Op op, std::string_view head, std::string_view t
   try {
     return receive_reply(number, deadline, check);
   } catch (const DeadlinePassed&) {
-    Reply reply = cancel(number);
-    if (reply.status == Status::kCancelled) throw DeadlinePassed{std::move(reply.body)};
-    return reply;  // it was sent before the cancellation
+    return cancel(number);
   } catch (const ServerLost&) {
     throw;
   } catch (...) {

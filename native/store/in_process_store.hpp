@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "base/clock.hpp"
-#include "store/request.hpp"
+#include "store/requests.hpp"
 
 namespace procgroup::store {
 

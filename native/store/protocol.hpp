@@ -19,6 +19,8 @@
 //             (in a reply, op is a Status)
 //   field:    | u32 length | bytes |                 strings inside a body
 //
+// requests.hpp has the requests, and the parameters in their bodies.
+//
 // All numbers are little-endian. A proof is HMAC-SHA256(job key, role + Hello + the server's nonce), so
 // a proof is valid for one side of one connection only. The key authenticates; it does not encrypt.
 // The Hello's magic ends in an empty line, so that an HTTP server on a wrongly given port replies at once
@@ -36,6 +38,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/sha256.hpp"
 
@@ -44,7 +47,7 @@ namespace procgroup::store {
 static_assert(std::endian::native == std::endian::little, "the store's protocol is written for little-endian machines");
 
 inline constexpr std::string_view kMagic{"PGSTORE1\r\n\r\n", 12};
-inline constexpr uint32_t kVersion = 2;
+inline constexpr uint32_t kVersion = 3;
 
 inline constexpr size_t kMaxKeyBytes = 64 * 1024;
 inline constexpr size_t kMaxValueBytes = size_t{1} << 30;
@@ -56,30 +59,6 @@ inline constexpr size_t kMaxWaitsPerConnection = 64;
 // Keys that one connection may register with kSetOnDisconnect.
 inline constexpr size_t kMaxKeysOnDisconnect = 64;
 inline constexpr double kHandshakeSeconds = 10;
-
-enum class Op : uint8_t {
-  kSet = 1,          // key, value                 ->
-  kGet,              // key                        -> the value (waits)
-  kWait,             // keys                       -> (waits)
-  kAdd,              // key, i64                   -> i64
-  kCheck,            // keys                       -> u8
-  kCompareSet,       // key, expected, desired     -> the value
-  kDelete,           // key                        -> u8
-  kNumKeys,          //                            -> u64
-  kListKeys,         // prefix                     -> keys
-  kAppend,           // key, value                 ->
-  kMultiGet,         // keys                       -> values (waits)
-  kMultiSet,         // keys and values in turn    ->
-  kQueuePush,        // key, value                 ->
-  kQueuePop,         // key, u8 block              -> the value (waits when block)
-  kQueueLength,      // key                        -> u64
-  kBarrier,          // key, u64 world size        -> (waits)
-  kWorkers,          // u64 count                  -> u64 joined (waits; the body of its kCancelled is the same)
-  kCancel,           // u32 request                   no reply of its own
-  kGetUnless,        // key, keys                  -> values of the keys; or, with kUnless, of the first key (waits)
-  kSetOnDisconnect,  // key, value        -> (sets the key when this connection ends, unless it has a value)
-  kWithdrawOnDisconnect,  // key               -> (reverts kSetOnDisconnect)
-};
 
 enum class Status : uint8_t {
   kOk,
@@ -166,6 +145,20 @@ class BodyReader {
     const std::string_view key = take_field();
     if (key.size() > kMaxKeyBytes) throw ProtocolError{"a key of " + std::to_string(key.size()) + " bytes"};
     return key;
+  }
+  std::string_view take_value() {
+    const std::string_view value = take_field();
+    if (value.size() > kMaxValueBytes) throw ProtocolError{"a value of " + std::to_string(value.size()) + " bytes"};
+    return value;
+  }
+  // Take a count, and call `take_one` so many times.
+  template <class Take>
+  auto take_several(Take take_one) {
+    std::vector<decltype(take_one())> taken;
+    const auto count = take<uint32_t>();
+    if (count > kMaxKeysPerRequest) throw ProtocolError{"a request with too many keys"};
+    while (taken.size() < count) taken.push_back(take_one());
+    return taken;
   }
   void finish() const {
     if (!left_.empty()) throw ProtocolError{"a frame with " + std::to_string(left_.size()) + " bytes too many"};

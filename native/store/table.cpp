@@ -1,30 +1,21 @@
 #include "store/table.hpp"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 
 namespace procgroup::store {
 namespace {
 
-std::vector<std::string> take_keys(BodyReader& body) {
-  std::vector<std::string> keys;
-  while (!body.at_end()) {
-    if (keys.size() == kMaxKeysPerRequest) throw ProtocolError{"a request with too many keys"};
-    keys.emplace_back(body.take_key());
-  }
-  return keys;
-}
-
-Value take_value(BodyReader& body) {
-  const std::string_view bytes = body.take_field();
-  if (bytes.size() > kMaxValueBytes) throw ProtocolError{"a value of " + std::to_string(bytes.size()) + " bytes"};
-  return std::make_shared<const std::string>(bytes);
-}
+Value make_value(std::string_view bytes) { return std::make_shared<const std::string>(bytes); }
 
 std::string as_bytes(uint64_t number) {
   std::string bytes;
   put(bytes, number);
   return bytes;
 }
+
+std::string as_byte(bool flag) { return std::string(1, flag ? '\1' : '\0'); }
 
 std::string quoted(const std::string& key) { return "'" + key + "'"; }
 
@@ -41,82 +32,41 @@ Reply Answer::to_reply() const {
   return reply;
 }
 
-void Table::run(Ticket ticket, Op op, std::string_view bytes) {
+template <Op op, auto handler>
+void Table::call(Ticket ticket, std::string_view body) {
+  std::apply([&](auto&&... each) { (this->*handler)(ticket, std::move(each)...); }, arguments_in<op>(body));
+}
+
+void Table::run(Ticket ticket, Op op, std::string_view body) {
+  using Handler = void (Table::*)(Ticket, std::string_view);
+  // In the order of Op.
+  static constexpr std::array<Handler, kRequests.size()> kHandlers{
+      &Table::call<Op::kSet, &Table::set>,
+      &Table::call<Op::kGet, &Table::get>,
+      &Table::call<Op::kWait, &Table::wait>,
+      &Table::call<Op::kAdd, &Table::add>,
+      &Table::call<Op::kCheck, &Table::check>,
+      &Table::call<Op::kCompareSet, &Table::compare_set>,
+      &Table::call<Op::kDelete, &Table::delete_key>,
+      &Table::call<Op::kNumKeys, &Table::num_keys>,
+      &Table::call<Op::kListKeys, &Table::list_keys>,
+      &Table::call<Op::kAppend, &Table::append>,
+      &Table::call<Op::kMultiGet, &Table::multi_get>,
+      &Table::call<Op::kMultiSet, &Table::multi_set>,
+      &Table::call<Op::kQueuePush, &Table::queue_push>,
+      &Table::call<Op::kQueuePop, &Table::queue_pop>,
+      &Table::call<Op::kQueueLength, &Table::queue_len>,
+      &Table::call<Op::kBarrier, &Table::barrier>,
+      &Table::call<Op::kWorkers, &Table::workers>,
+      &Table::call<Op::kCancel, &Table::cancel_request>,
+      &Table::call<Op::kGetUnless, &Table::get_unless>,
+      &Table::call<Op::kSetOnDisconnect, &Table::set_on_disconnect>,
+      &Table::call<Op::kWithdrawOnDisconnect, &Table::withdraw_on_disconnect>,
+  };
   if (waits_.contains(ticket)) throw ProtocolError{"a request number that is still in use"};
-  BodyReader body(bytes);
-  switch (op) {
-    case Op::kSet: {
-      const std::string_view key = body.take_key();
-      const Value value = take_value(body);
-      body.finish();
-      set(key, value);
-      return reply(ticket);
-    }
-    case Op::kGet: {
-      // The most frequent request of a start-up: allocate no list of keys unless it waits.
-      std::string key(body.take_key());
-      body.finish();
-      if (Entry* entry = find(key); entry && entry->value) return deliver_(ticket, bare(entry->value));
-      return wait_for_keys(ticket, op, {std::move(key)});
-    }
-    case Op::kWait:
-    case Op::kMultiGet:
-      return wait_for_keys(ticket, op, take_keys(body));
-    case Op::kAdd:
-      return add(ticket, body);
-    case Op::kCheck:
-      return check(ticket, body);
-    case Op::kCompareSet:
-      return compare_set(ticket, body);
-    case Op::kDelete: {
-      const std::string key(body.take_key());
-      body.finish();
-      const bool existed = entries_.erase(key) > 0;
-      changes_ += existed;
-      return reply(ticket, std::string(1, existed ? '\1' : '\0'));
-    }
-    case Op::kNumKeys:
-      body.finish();
-      return reply(ticket, as_bytes(entries_.size()));
-    case Op::kListKeys:
-      return list_keys(ticket, body);
-    case Op::kAppend:
-      return append(ticket, body);
-    case Op::kMultiSet:
-      return multi_set(ticket, body);
-    case Op::kQueuePush:
-      return queue_push(ticket, body);
-    case Op::kQueuePop:
-      return queue_pop(ticket, body);
-    case Op::kQueueLength: {
-      const Entry* entry = find(std::string(body.take_key()));
-      body.finish();
-      return reply(ticket, as_bytes(entry ? entry->queue.size() : 0));
-    }
-    case Op::kBarrier:
-      return barrier(ticket, body);
-    case Op::kWorkers:
-      return workers(ticket, body);
-    case Op::kGetUnless:
-      return get_unless(ticket, body);
-    case Op::kSetOnDisconnect:
-      return set_on_disconnect(ticket, body);
-    case Op::kWithdrawOnDisconnect: {
-      const std::string key(body.take_key());
-      body.finish();
-      if (const auto found = on_disconnect_.find(ticket.connection); found != on_disconnect_.end()) {
-        found->second.erase(key);
-        if (found->second.empty()) on_disconnect_.erase(found);
-      }
-      return reply(ticket);
-    }
-    case Op::kCancel: {
-      const auto request = body.take<uint32_t>();
-      body.finish();
-      return cancel({ticket.connection, request});
-    }
-  }
-  throw ProtocolError{"an unknown operation " + std::to_string(static_cast<int>(op))};
+  const size_t row = static_cast<size_t>(op) - 1;
+  if (row >= kHandlers.size()) throw ProtocolError{"an unknown operation " + std::to_string(static_cast<int>(op))};
+  (this->*kHandlers[row])(ticket, body);
 }
 
 Table::Entry* Table::find(const std::string& key) {
@@ -124,17 +74,30 @@ Table::Entry* Table::find(const std::string& key) {
   return found == entries_.end() ? nullptr : &found->second;
 }
 
-void Table::set(std::string_view key, Value value) {
-  const std::string name(key);
-  entries_[name].value = std::move(value);
+void Table::put_value(const std::string& key, Value value) {
+  entries_[key].value = std::move(value);
   ++changes_;
-  wake(name);
+  wake(key);
 }
 
-void Table::add(Ticket ticket, BodyReader& body) {
-  const std::string key(body.take_key());
-  const auto amount = body.take<int64_t>();
-  body.finish();
+void Table::set(Ticket ticket, const std::string& key, std::string_view value) {
+  put_value(key, make_value(value));
+  reply(ticket);
+}
+
+// The most frequent request of a start-up: allocates no list of keys unless it waits.
+void Table::get(Ticket ticket, std::string key) {
+  if (const Entry* entry = find(key); entry && entry->value) return deliver_(ticket, bare(entry->value));
+  wait_for_keys(ticket, Op::kGet, {std::move(key)});
+}
+
+void Table::wait(Ticket ticket, std::vector<std::string> keys) { wait_for_keys(ticket, Op::kWait, std::move(keys)); }
+
+void Table::multi_get(Ticket ticket, std::vector<std::string> keys) {
+  wait_for_keys(ticket, Op::kMultiGet, std::move(keys));
+}
+
+void Table::add(Ticket ticket, const std::string& key, int64_t amount) {
   int64_t number = 0;
   if (const Entry* entry = find(key); entry && entry->value) {
     const std::string& text = *entry->value;
@@ -146,88 +109,77 @@ void Table::add(Ticket ticket, BodyReader& body) {
   if (__builtin_add_overflow(number, amount, &number)) {
     return fail(ticket, "add: the sum at key " + quoted(key) + " does not fit in 64 bits");
   }
-  set(key, std::make_shared<const std::string>(std::to_string(number)));
+  put_value(key, make_value(std::to_string(number)));
   reply(ticket, as_bytes(static_cast<uint64_t>(number)));
 }
 
-void Table::check(Ticket ticket, BodyReader& body) {
-  for (const std::string& key : take_keys(body)) {
-    if (!find(key)) return reply(ticket, std::string(1, '\0'));
-  }
-  reply(ticket, "\1");
+void Table::check(Ticket ticket, const std::vector<std::string>& keys) {
+  reply(ticket, as_byte(std::all_of(keys.begin(), keys.end(), [this](const auto& key) { return find(key); })));
 }
 
-void Table::compare_set(Ticket ticket, BodyReader& body) {
-  const std::string key(body.take_key());
-  const Value expected = take_value(body);
-  const Value desired = take_value(body);
-  body.finish();
+void Table::compare_set(Ticket ticket, const std::string& key, std::string_view expected, std::string_view desired) {
   const Entry* entry = find(key);
   const bool present = entry && entry->value;
-  const bool matches = present ? *entry->value == *expected : expected->empty();
-  if (!matches) return deliver_(ticket, bare(present ? entry->value : expected));
-  set(key, desired);
-  deliver_(ticket, bare(desired));
+  const bool matches = present ? *entry->value == expected : expected.empty();
+  if (!matches) return deliver_(ticket, bare(present ? entry->value : make_value(expected)));
+  const Value value = make_value(desired);
+  put_value(key, value);
+  deliver_(ticket, bare(value));
 }
 
-void Table::list_keys(Ticket ticket, BodyReader& body) {
-  const std::string_view prefix = body.take_key();
-  body.finish();
+void Table::delete_key(Ticket ticket, const std::string& key) {
+  const bool existed = entries_.erase(key) > 0;
+  changes_ += existed;
+  reply(ticket, as_byte(existed));
+}
+
+void Table::num_keys(Ticket ticket) { reply(ticket, as_bytes(entries_.size())); }
+
+void Table::list_keys(Ticket ticket, const std::string& prefix) {
   std::string keys;
   for (const auto& [key, entry] : entries_) {
-    if (std::string_view(key).starts_with(prefix)) put_field(keys, key);
+    if (key.starts_with(prefix)) put_field(keys, key);
     if (keys.size() > kMaxFrameBytes) return fail(ticket, "list_keys: too many keys for one reply; give a prefix");
   }
   reply(ticket, std::move(keys));
 }
 
-void Table::append(Ticket ticket, BodyReader& body) {
-  const std::string_view key = body.take_key();
-  const std::string_view tail = body.take_field();
-  body.finish();
-  const Entry* entry = find(std::string(key));
+void Table::append(Ticket ticket, const std::string& key, std::string_view tail) {
+  const Entry* entry = find(key);
   std::string joined = entry && entry->value ? *entry->value : std::string();
   if (joined.size() + tail.size() > kMaxValueBytes)
     return deliver_(ticket, Answer::too_large(joined.size() + tail.size()));
   joined.append(tail);
-  set(key, std::make_shared<const std::string>(std::move(joined)));
+  put_value(key, std::make_shared<const std::string>(std::move(joined)));
   reply(ticket);
 }
 
-void Table::multi_set(Ticket ticket, BodyReader& body) {
-  std::vector<std::pair<std::string_view, Value>> pairs;
-  while (!body.at_end()) {
-    if (pairs.size() == kMaxKeysPerRequest) throw ProtocolError{"a request with too many keys"};
-    const std::string_view key = body.take_key();
-    pairs.emplace_back(key, take_value(body));
-  }
-  for (auto& [key, value] : pairs) set(key, std::move(value));
+void Table::multi_set(Ticket ticket, const std::vector<std::string>& keys,
+                      const std::vector<std::string_view>& values) {
+  if (keys.size() != values.size()) throw ProtocolError{"a request with as many values as keys was expected"};
+  for (size_t i = 0; i < keys.size(); ++i) put_value(keys[i], make_value(values[i]));
   reply(ticket);
 }
 
-void Table::queue_push(Ticket ticket, BodyReader& body) {
-  const std::string key(body.take_key());
-  Value value = take_value(body);
-  body.finish();
-  entries_[key].queue.push_back(std::move(value));
+void Table::queue_push(Ticket ticket, const std::string& key, std::string_view value) {
+  entries_[key].queue.push_back(make_value(value));
   ++changes_;
   reply(ticket);
   wake(key);
 }
 
-void Table::queue_pop(Ticket ticket, BodyReader& body) {
-  std::string key(body.take_key());
-  const bool block = body.take<uint8_t>() != 0;
-  body.finish();
+void Table::queue_pop(Ticket ticket, std::string key, bool block) {
   const Entry* entry = find(key);
   if (!block && (!entry || entry->queue.empty())) return deliver_(ticket, Answer{Status::kQueueEmpty, {}, {}});
   wait_for_keys(ticket, Op::kQueuePop, {std::move(key)});
 }
 
-void Table::barrier(Ticket ticket, BodyReader& body) {
-  std::string key(body.take_key());
-  const auto world_size = body.take<uint64_t>();
-  body.finish();
+void Table::queue_len(Ticket ticket, const std::string& key) {
+  const Entry* entry = find(key);
+  reply(ticket, as_bytes(entry ? entry->queue.size() : 0));
+}
+
+void Table::barrier(Ticket ticket, const std::string& key, uint64_t world_size) {
   std::list<Ticket>& waiters = barriers_[key];
   if (!waiters.empty() && waits_.at(waiters.front()).count != world_size) {
     return fail(ticket, "barrier " + quoted(key) + ": others wait in it with world size " +
@@ -247,18 +199,15 @@ void Table::barrier(Ticket ticket, BodyReader& body) {
   }
 }
 
-void Table::workers(Ticket ticket, BodyReader& body) {
-  const auto count = body.take<uint64_t>();
-  body.finish();
+void Table::workers(Ticket ticket, uint64_t count) {
   Wait wait{Op::kWorkers, {}, 0, count, {}, {}};
   wait.position = worker_waiters_.insert(worker_waiters_.end(), ticket);
   waits_.emplace(ticket, std::move(wait));
   wake_workers();
 }
 
-void Table::get_unless(Ticket ticket, BodyReader& body) {
-  std::string unless(body.take_key());
-  Wait wait{Op::kGetUnless, take_keys(body), 0, 0, {}, std::move(unless)};
+void Table::get_unless(Ticket ticket, std::vector<std::string> keys, std::string unless) {
+  Wait wait{Op::kGetUnless, std::move(keys), 0, 0, {}, std::move(unless)};
   if (satisfied(wait)) return answer_wait(ticket, wait);
   if (const Entry* entry = find(wait.unless); entry && entry->value) {
     return deliver_(ticket, Answer{Status::kUnless, {}, {entry->value}});
@@ -266,15 +215,20 @@ void Table::get_unless(Ticket ticket, BodyReader& body) {
   add_waiter(waits_.emplace(ticket, std::move(wait)).first);
 }
 
-void Table::set_on_disconnect(Ticket ticket, BodyReader& body) {
-  const std::string key(body.take_key());
-  Value value = take_value(body);
-  body.finish();
+void Table::set_on_disconnect(Ticket ticket, const std::string& key, std::string_view value) {
   std::map<std::string, Value>& keys = on_disconnect_[ticket.connection];
   if (keys.size() >= kMaxKeysOnDisconnect && !keys.contains(key)) {
     return fail(ticket, "set_on_disconnect: this connection has " + std::to_string(keys.size()) + " keys already");
   }
-  keys[key] = std::move(value);
+  keys[key] = make_value(value);
+  reply(ticket);
+}
+
+void Table::withdraw_on_disconnect(Ticket ticket, const std::string& key) {
+  if (const auto found = on_disconnect_.find(ticket.connection); found != on_disconnect_.end()) {
+    found->second.erase(key);
+    if (found->second.empty()) on_disconnect_.erase(found);
+  }
   reply(ticket);
 }
 

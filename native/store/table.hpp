@@ -22,7 +22,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "store/request.hpp"
+#include "store/requests.hpp"
 
 namespace procgroup::store {
 
@@ -59,7 +59,7 @@ class Table {
   // Every answer is passed to `deliver`, also the answers to waiting requests that another request ends.
   explicit Table(Deliver deliver) : deliver_(std::move(deliver)) {}
 
-  // Run one request. Throws ProtocolError, and changes nothing, for a body that does not fit the operation.
+  // Run one request. Throws ProtocolError, and changes nothing, for a body that does not fit the request's row.
   void run(Ticket ticket, Op op, std::string_view body);
   // Answer kCancelled to the request if it still waits.
   void cancel(Ticket ticket);
@@ -87,20 +87,32 @@ class Table {
     bool exists() const { return value || !queue.empty(); }
   };
 
-  void set(std::string_view key, Value value);
-  void add(Ticket ticket, BodyReader& body);
-  void check(Ticket ticket, BodyReader& body);
-  void compare_set(Ticket ticket, BodyReader& body);
-  void list_keys(Ticket ticket, BodyReader& body);
-  void append(Ticket ticket, BodyReader& body);
-  void multi_set(Ticket ticket, BodyReader& body);
-  void queue_push(Ticket ticket, BodyReader& body);
-  void queue_pop(Ticket ticket, BodyReader& body);
-  void barrier(Ticket ticket, BodyReader& body);
-  void workers(Ticket ticket, BodyReader& body);
-  void get_unless(Ticket ticket, BodyReader& body);
-  void set_on_disconnect(Ticket ticket, BodyReader& body);
+  // The handlers of requests, which get the parameters of the request's row (requests.hpp).
+  void set(Ticket ticket, const std::string& key, std::string_view value);
+  void get(Ticket ticket, std::string key);
+  void wait(Ticket ticket, std::vector<std::string> keys);
+  void add(Ticket ticket, const std::string& key, int64_t amount);
+  void check(Ticket ticket, const std::vector<std::string>& keys);
+  void compare_set(Ticket ticket, const std::string& key, std::string_view expected, std::string_view desired);
+  void delete_key(Ticket ticket, const std::string& key);
+  void num_keys(Ticket ticket);
+  void list_keys(Ticket ticket, const std::string& prefix);
+  void append(Ticket ticket, const std::string& key, std::string_view tail);
+  void multi_get(Ticket ticket, std::vector<std::string> keys);
+  void multi_set(Ticket ticket, const std::vector<std::string>& keys, const std::vector<std::string_view>& values);
+  void queue_push(Ticket ticket, const std::string& key, std::string_view value);
+  void queue_pop(Ticket ticket, std::string key, bool block);
+  void queue_len(Ticket ticket, const std::string& key);
+  void barrier(Ticket ticket, const std::string& key, uint64_t world_size);
+  void workers(Ticket ticket, uint64_t count);
+  void cancel_request(Ticket ticket, uint32_t request) { cancel({ticket.connection, request}); }
+  void get_unless(Ticket ticket, std::vector<std::string> keys, std::string unless);
+  void set_on_disconnect(Ticket ticket, const std::string& key, std::string_view value);
+  void withdraw_on_disconnect(Ticket ticket, const std::string& key);
+  template <Op op, auto handler>
+  void call(Ticket ticket, std::string_view body);
 
+  void put_value(const std::string& key, Value value);
   Entry* find(const std::string& key);
   bool ready(const Wait& wait, const std::string& key);
   void wait_for_keys(Ticket ticket, Op op, std::vector<std::string> keys);

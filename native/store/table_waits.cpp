@@ -144,7 +144,7 @@ void Table::forget(uint64_t connection) {
   const std::map<std::string, Value> keys = std::move(found->second);
   on_disconnect_.erase(found);
   for (const auto& [key, value] : keys) {
-    if (const Entry* entry = find(key); !entry || !entry->value) set(key, value);
+    if (const Entry* entry = find(key); !entry || !entry->value) put_value(key, value);
   }
 }
 

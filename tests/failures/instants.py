@@ -11,7 +11,7 @@ from typing import Any
 
 import procgroup as dist
 from procgroup.stores.file import FileStore
-from procgroup.stores.request_store import RequestStore
+from procgroup.stores.store import Store
 from procgroup.stores.tcp import TCPStore
 
 _REQUESTS = ("set", "add", "compare_set", "append", "get_unless")
@@ -42,7 +42,7 @@ def end_at(request: str, key: str, how: How, starts_before: int = 0) -> None:
 
 
 def _watch(name: str, request: str, key: str, how: How) -> None:
-    inner = getattr(RequestStore, name)
+    inner = getattr(Store, name)
 
     def call(self: Any, keys: str | Sequence[str], *arguments: Any, **named: Any) -> Any:
         first = keys if isinstance(keys, str) else keys[0]
@@ -52,7 +52,7 @@ def _watch(name: str, request: str, key: str, how: How) -> None:
             _end(how)
         return inner(self, keys, *arguments, **named)
 
-    setattr(RequestStore, name, call)
+    setattr(Store, name, call)
 
 
 def _wait_for_the_others(store: Any) -> None:

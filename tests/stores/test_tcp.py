@@ -44,7 +44,7 @@ def raw(server: StoreServer) -> socket.socket:
 
 
 def hello(flags: int = 0) -> bytes:
-    return b"PGSTORE1\r\n\r\n" + struct.pack("<II", 2, flags) + bytes(8) + bytes(32) + bytes(64) + bytes(4)
+    return b"PGSTORE1\r\n\r\n" + struct.pack("<II", 3, flags) + bytes(8) + bytes(32) + bytes(64) + bytes(4)
 
 
 def opened(server: StoreServer) -> socket.socket:
@@ -290,7 +290,7 @@ def test_a_reply_that_makes_no_sense_is_an_error_of_the_store(method: str, statu
             connection, _ = listener.accept()
             with connection:
                 connection.recv(128, socket.MSG_WAITALL)
-                connection.sendall(b"PGSTORE1\r\n\r\n" + struct.pack("<II", 2, 0) + bytes(128))
+                connection.sendall(b"PGSTORE1\r\n\r\n" + struct.pack("<II", 3, 0) + bytes(128))
                 length, _, number = struct.unpack("<IB3xI", connection.recv(12, socket.MSG_WAITALL))
                 connection.recv(length, socket.MSG_WAITALL)
                 connection.sendall(struct.pack("<IB3xI", len(body), status, number) + body)

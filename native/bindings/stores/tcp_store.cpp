@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bindings/python_host.hpp"
-#include "bindings/stores/requests.hpp"
 #include "bindings/stores/stores.hpp"
 #include "store/client.hpp"
 #include "store/server.hpp"
@@ -61,48 +60,30 @@ class StoreClient final : public StoreRequests {
   StoreClient(std::vector<std::string> addresses, std::string host, int port, std::string job, nb::bytes job_key,
               uint32_t flags, double seconds, double spent)
       : host_(std::move(host)), port_(port), job_(std::move(job)) {
-    Client::Options options{std::move(addresses), port, {job_, {job_key.c_str(), job_key.size()}}, flags};
-    guarded(seconds, [&](const Check& check) {
-      const auto deadline = Deadline::after(std::max(0.0, seconds - spent));
-      client_ = std::make_unique<Client>(std::move(options), deadline, check);
-    });
+    Client::Options options{std::move(addresses), port, {job_, std::string(bytes_of(job_key))}, flags};
+    try {
+      Unlocked unlocked;
+      client_ = std::make_unique<Client>(std::move(options), Deadline::after(std::max(0.0, seconds - spent)),
+                                         [&unlocked] { unlocked.check_signals(); });
+    } catch (const ConnectFailure& failure) {
+      raise_error("DistNetworkError", explain(failure, host_, port_, job_, seconds));
+    }
   }
 
-  void set_on_disconnect(nb::handle key, nb::handle value, double seconds) {
-    const std::string_view bytes = value_of(value);
-    run(Op::kSetOnDisconnect, body_before_value(key, bytes), bytes, seconds, "set_on_disconnect", key);
-  }
-  void withdraw_on_disconnect(nb::handle key, double seconds) {
-    run(Op::kWithdrawOnDisconnect, body_of_key(key), {}, seconds, "withdraw_on_disconnect", key);
-  }
   // Return the number of workers that have joined, after at least `count` have or `seconds` have passed.
   uint64_t wait_for_workers(uint64_t count, double seconds) {
-    std::string head;
-    put(head, count);
-    const Reply reply = request(Op::kWorkers, head, {}, seconds);
+    std::string body;
+    put(body, count);
+    const Reply reply = request(Op::kWorkers, body, {}, seconds);
     return reply.body.empty() ? 0 : number_in<uint64_t>(reply.body);
   }
   void close() { client_->close(); }
 
  private:
   Reply request(Op op, std::string_view head, std::string_view tail, double seconds) override {
-    Reply reply;
-    try {
-      guarded(seconds,
-              [&](const Check& check) { reply = client_->request(op, head, tail, Deadline::after(seconds), check); });
-    } catch (DeadlinePassed& passed) {
-      return {Status::kCancelled, std::move(passed.body)};
-    }
-    return reply;
-  }
-
-  // Call the function without the interpreter's lock, and raise what goes wrong with the lock. The function calls the
-  // check, which runs the handlers of signals, time and again while it waits.
-  template <class Function>
-  void guarded(double seconds, Function&& function) {
     try {
       Unlocked unlocked;
-      function([&unlocked] { unlocked.check_signals(); });
+      return client_->request(op, head, tail, Deadline::after(seconds), [&unlocked] { unlocked.check_signals(); });
     } catch (const ServerLost& lost) {
       nb::dict arguments;
       arguments["host"] = host_;
@@ -131,7 +112,7 @@ nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> list_cli
 }
 
 void start_server(Server* server, int listener, std::string job, nb::bytes job_key, bool answers_torch) {
-  new (server) Server(listener, {std::move(job), {job_key.c_str(), job_key.size()}}, answers_torch);
+  new (server) Server(listener, {std::move(job), std::string(bytes_of(job_key))}, answers_torch);
 }
 
 }  // namespace
@@ -149,15 +130,14 @@ void bind_tcp_store(nb::module_& module) {
       .def("drain", &Server::drain)
       .def("forget_torch", &Server::forget_torch, nb::call_guard<Unlocked>());
 
-  nb::class_<StoreClient, StoreRequests>(module, "StoreClient")
+  nb::class_<StoreClient, StoreRequests> client(module, "StoreClient");
+  client
       .def(nb::init<std::vector<std::string>, std::string, int, std::string, nb::bytes, uint32_t, double, double>(),
            nb::arg("addresses"), nb::arg("host"), nb::arg("port"), nb::arg("job"), nb::arg("job_key"), nb::arg("flags"),
            nb::arg("seconds"), nb::arg("spent") = 0.0)
-      .def("set_on_disconnect", &StoreClient::set_on_disconnect, nb::arg("key").none(), nb::arg("value").none(),
-           nb::arg("seconds"))
-      .def("withdraw_on_disconnect", &StoreClient::withdraw_on_disconnect, nb::arg("key").none(), nb::arg("seconds"))
       .def("wait_for_workers", &StoreClient::wait_for_workers, nb::arg("count"), nb::arg("seconds"))
       .def("close", &StoreClient::close);
+  bind_client_requests(client);
 }
 
 }  // namespace procgroup::store

@@ -7,6 +7,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "store/client.hpp"
 #include "store/server.hpp"
@@ -33,6 +34,13 @@ inline Deadline soon() { return Deadline::after(20); }
 inline std::string key_only(std::string_view key) {
   std::string body;
   put_field(body, key);
+  return body;
+}
+
+inline std::string several_keys(const std::vector<std::string>& keys) {
+  std::string body;
+  put_length(body, keys.size());
+  for (const std::string& key : keys) put_field(body, key);
   return body;
 }
 

@@ -7,11 +7,11 @@ import weakref
 
 from procgroup import _native
 from procgroup.errors import DistStoreError
-from procgroup.stores.request_store import RequestStore
 from procgroup.stores.shared_file import SharedFile
+from procgroup.stores.store import Store
 
 
-class FileStore(RequestStore):
+class FileStore(Store):
     """A store in a file that processes share, which is made with mode 0600 if it is missing.
 
     ``world_size`` is the number of processes that will open it, -1 when that is not known. A file that an

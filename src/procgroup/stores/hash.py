@@ -5,10 +5,10 @@ from __future__ import annotations
 from copy import copy
 
 from procgroup import _native
-from procgroup.stores.request_store import RequestStore
+from procgroup.stores.store import Store
 
 
-class HashStore(RequestStore):
+class HashStore(Store):
     """A store in the memory of this process, for ranks that are threads of it.
 
     Its use in a forked child, which would see a copy that no other process sees, raises ForkedProcessError.

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from procgroup.errors import DistStoreError
 
-MAGIC = b"procgroup FileStore 2\n"
+MAGIC = b"procgroup FileStore 3\n"
 _FRAME = struct.Struct("<II")
 _RECORD = struct.Struct("<BQII")
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid

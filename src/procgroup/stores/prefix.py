@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from procgroup.stores.store import OnDisconnect, Store, checked_key
 from procgroup.types import Timeout
+
+if TYPE_CHECKING:
+    from procgroup import _native
 
 
 class PrefixStore(Store):
@@ -21,6 +25,7 @@ class PrefixStore(Store):
         self._prefix = checked_key(prefix) + "/"
         self._store = store
         self._seconds = store._seconds
+        self._requests = cast("_native.StoreRequests", _PrefixedRequests(store, self._prefix))
 
     @property
     def underlying_store(self) -> Store:
@@ -32,52 +37,14 @@ class PrefixStore(Store):
         """The prefix of each key, without the slash."""
         return self._prefix[:-1]
 
-    def _name(self, key: str) -> str:
-        return self._prefix + checked_key(key)
-
-    def _names(self, keys: Sequence[str]) -> list[str]:
-        if isinstance(keys, (str, bytes)):
-            raise TypeError("expected keys to be a sequence of str, got one str")
-        return [self._name(key) for key in keys]
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._store.set(self._name(key), value)
-
-    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
-        return self._store.get(self._name(key), self._timeout_seconds(timeout))
-
-    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        self._store.wait(self._names(keys), self._timeout_seconds(timeout))
-
-    def add(self, key: str, amount: int) -> int:
-        return self._store.add(self._name(key), amount)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._store.check(self._names(keys))
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._store.compare_set(self._name(key), expected, desired)
-
-    def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(self._name(key))
-
     def num_keys(self) -> int:
-        return len(self._store.list_keys(self._prefix))
+        return len(self.list_keys())
 
     def list_keys(self, prefix: str = "") -> list[str]:
-        return [key[len(self._prefix) :] for key in self._store.list_keys(self._name(prefix))]
-
-    def append(self, key: str, value: str | bytes) -> None:
-        self._store.append(self._name(key), value)
-
-    def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
-        return self._store.multi_get(self._names(keys), self._timeout_seconds(timeout))
-
-    def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
-        return self._store.get_unless(self._names(keys), self._name(unless), self._timeout_seconds(timeout))
+        return [key.removeprefix(self._prefix) for key in super().list_keys(prefix)]
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect | None:
-        return self._store.set_on_disconnect(self._name(key), value)
+        return self._store.set_on_disconnect(self._prefix + checked_key(key), value)
 
     def is_hosted_here(self) -> bool:
         return self._store.is_hosted_here()
@@ -88,22 +55,36 @@ class PrefixStore(Store):
     def with_timeout(self, timeout: Timeout) -> PrefixStore:
         return PrefixStore(self.prefix, self._store.with_timeout(timeout))
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._store.multi_set(self._names(keys), values)
-
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        self._store.queue_push(self._name(key), value)
-
-    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        return self._store.queue_pop(self._name(key), block, self._timeout_seconds(timeout))
-
-    def queue_len(self, key: str) -> int:
-        return self._store.queue_len(self._name(key))
-
-    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        self._store.barrier(self._name(key), world_size, self._timeout_seconds(timeout))
-
     def clone(self) -> PrefixStore:
         clone = PrefixStore(self.prefix, self._store.clone())
         clone._seconds = self._seconds
         return clone
+
+
+class _PrefixedRequests:
+    """The requests of another store, with a prefix before each of their keys.
+
+    The parameters of Store's methods show which arguments are keys, and which requests wait.
+    """
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        parameters = list(getattr(Store, name).__annotations__)
+
+        def request(*arguments: Any) -> Any:
+            *given, seconds = map(self._prefixed, parameters, arguments)
+            return getattr(self._store, name)(*given, *([seconds] if "timeout" in parameters else []))
+
+        return request
+
+    def _prefixed(self, parameter: str, argument: Any) -> Any:
+        if parameter in ("key", "unless", "prefix"):
+            return self._prefix + checked_key(argument)
+        if parameter != "keys":
+            return argument
+        if isinstance(argument, (str, bytes)):
+            raise TypeError("expected keys to be a sequence of str, got one str")
+        return [self._prefix + checked_key(key) for key in argument]

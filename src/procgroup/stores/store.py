@@ -6,21 +6,22 @@ Where torch's stores differ from each other, error messages and results are thos
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from procgroup.errors import DistStoreError, StoreLimitError, StoreTimeout
+from procgroup.errors import DistStoreError, StoreLimitError
 from procgroup.timeouts import seconds_in_force
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, as_timedelta, seconds
+
+if TYPE_CHECKING:
+    from procgroup import _native
 
 MAX_KEY_BYTES = 64 * 1024
 MAX_VALUE_BYTES = 1 << 30
 MAX_KEYS_PER_REQUEST = 65_536
 
-_SLICE_SECONDS = 0.2
 _INT_64_DIGITS = 20
 
 
@@ -41,7 +42,12 @@ class Store(ABC):
     or else the store's own), ends within 0.5 s of it and of Ctrl-C, and raises StoreTimeout. A key above
     ``MAX_KEY_BYTES`` or a value above ``MAX_VALUE_BYTES`` raises StoreLimitError and stores nothing. ``timeout`` is a
     property, initially 300 s. All methods may be called from any thread; one that waits delays no other.
+
+    A derived class sets ``_requests``, which has a method for each request of the native table
+    (native/store/requests.hpp): the arguments, then the seconds that it may last. Or it overrides the methods.
     """
+
+    _requests: _native.StoreRequests
 
     _seconds = DEFAULT_STORE_TIMEOUT.total_seconds()
 
@@ -58,72 +64,62 @@ class Store(ABC):
         """Set the timeout of methods that are called without one."""
         self._seconds = seconds(timeout)
 
-    @abstractmethod
     def set(self, key: str, value: str | bytes) -> None:
         """Set the key's value, replacing an earlier one."""
+        self._requests.set(key, value, self._seconds)
 
-    @abstractmethod
     def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         """Return the key's value; wait until it has one."""
+        return self._requests.get(key, self._timeout_seconds(timeout))
 
-    @abstractmethod
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until every key has a value, or a queue that is not empty."""
+        self._requests.wait(keys, self._timeout_seconds(timeout))
 
-    @abstractmethod
     def add(self, key: str, amount: int) -> int:
         """Add to the key's number, which is stored as decimal text and starts at 0, and return the sum.
 
         Raises DistStoreError when the key's value is not a number, or when the sum exceeds 64 bits.
         """
+        return self._requests.add(key, checked_amount(amount), self._seconds)
 
-    @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether every key has a value, or a queue that is not empty. Never waits."""
+        return self._requests.check(keys, self._seconds)
 
-    @abstractmethod
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set the key to ``desired`` if its value is ``expected``, or if it is missing and ``expected`` is empty.
 
         Returns the key's value after that; ``expected`` if the key is still missing.
         """
+        return self._requests.compare_set(key, expected, desired, self._seconds)
 
-    @abstractmethod
     def delete_key(self, key: str) -> bool:
         """Delete a key, its value and its queue; return whether it existed."""
+        return self._requests.delete_key(key, self._seconds)
 
-    @abstractmethod
     def num_keys(self) -> int:
         """Return the number of keys that have a value, or a queue that is not empty."""
+        return self._requests.num_keys(self._seconds)
 
-    @abstractmethod
     def list_keys(self, prefix: str = "") -> list[str]:
         """Return the keys that begin with ``prefix``, in any order."""
+        return self._requests.list_keys(prefix, self._seconds)
 
-    @abstractmethod
     def append(self, key: str, value: str | bytes) -> None:
         """Append bytes to the key's value; a missing key counts as empty."""
+        self._requests.append(key, value, self._seconds)
 
-    @abstractmethod
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         """Return the values of several keys in one request; wait until all of them exist."""
+        return self._requests.multi_get(keys, self._timeout_seconds(timeout))
 
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
         """Return the values of several keys; or the value of the key ``unless``, as bytes, if that is set first.
 
         If all of them exist already, the result is the values of the keys. Waits as multi_get does.
         """
-        limit = self._timeout_seconds(timeout)
-        deadline = time.monotonic() + limit
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return self.multi_get(keys, max(min(left, _SLICE_SECONDS), 0.0))
-            except StoreTimeout:
-                if self.check([unless]):
-                    return self.get(unless)
-                if time.monotonic() >= deadline:
-                    raise StoreTimeout(keys=keys, seconds=limit) from None
+        return self._requests.get_unless(keys, unless, self._timeout_seconds(timeout))
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect | None:
         """Have the store set a key when this process ends, unless the key has a value then.
@@ -145,29 +141,30 @@ class Store(ABC):
         """Return a view of this store with another timeout, on the same connections; it need not be closed."""
         return self
 
-    @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set the values of several keys in one request. Raises DistStoreError when the lengths differ."""
+        check_same_length(keys, values)
+        self._requests.multi_set(keys, values, self._seconds)
 
-    @abstractmethod
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Append a value to the key's queue."""
+        self._requests.queue_push(key, value, self._seconds)
 
-    @abstractmethod
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         """Remove and return the first value of the key's queue; wait for one, or raise QueueEmptyError."""
+        return self._requests.queue_pop(key, block, self._timeout_seconds(timeout))
 
-    @abstractmethod
     def queue_len(self, key: str) -> int:
         """Return the number of values in the key's queue."""
+        return self._requests.queue_len(key, self._seconds)
 
-    @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         """Wait until ``world_size`` callers have called the barrier of this name; it can then be used again.
 
         A caller whose timeout passes no longer counts, and raises StoreTimeout. Raises DistStoreError when the callers
         that wait gave another ``world_size``.
         """
+        self._requests.barrier(key, checked_world_size(world_size), self._timeout_seconds(timeout))
 
     @abstractmethod
     def clone(self) -> Store:

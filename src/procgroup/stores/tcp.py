@@ -27,8 +27,7 @@ from procgroup.process_end import (
     wait_for_others,
 )
 from procgroup.stores.addresses import listen, resolve_until
-from procgroup.stores.request_store import RequestStore
-from procgroup.stores.store import OnDisconnect
+from procgroup.stores.store import OnDisconnect, Store
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout
 
 LINGER_SECONDS = 30.0
@@ -199,7 +198,7 @@ class _Hosting:
         self.release.atexit = False
 
 
-class TCPStore(RequestStore):
+class TCPStore(Store):
     """A store that processes share over TCP.
 
     One process gives ``is_master=True`` and hosts the server at ``port`` (0: any free one; see ``port``) or

@@ -23,6 +23,7 @@ from procgroup.types import Timeout
 # torch's own waits handle neither Ctrl-C nor the shorter deadline of another thread, so waits here poll.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
+_SLICE_SECONDS = 0.2
 
 
 class TorchStore(Store):
@@ -72,6 +73,19 @@ class TorchStore(Store):
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         self._await_keys(checked_keys(keys), "wait", timeout)
         return [bytes(self.underlying_store.get(key)) for key in keys]
+
+    def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
+        limit = self._timeout_seconds(timeout)
+        deadline = time.monotonic() + limit
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self.multi_get(keys, max(min(left, _SLICE_SECONDS), 0.0))
+            except StoreTimeout:
+                if self.check([unless]):
+                    return self.get(unless)
+                if time.monotonic() >= deadline:
+                    raise StoreTimeout(keys=keys, seconds=limit) from None
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         check_same_length(keys, values)

@@ -1,23 +1,59 @@
-// A store's table for Python code that decides which requests it runs, as a store on a file does.
+// The stores without a server: for the threads of one process, and for Python code that decides which requests it runs,
+// as a store on a file does.
 //
 // ForwardedRequests gives each request of a store's methods to a Python function. That function may run it on a
 // StoreTable, which is deterministic: a table that runs the same requests in the same order has the same keys.
-#include "store/table.hpp"
-
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
-#include "bindings/stores/requests.hpp"
+#include "bindings/python_host.hpp"
 #include "bindings/stores/stores.hpp"
+#include "store/in_process_store.hpp"
+#include "store/table.hpp"
 
 namespace nb = nanobind;
 
 namespace procgroup::store {
 namespace {
+
+class PythonInProcessStore final : public StoreRequests {
+ public:
+  PythonInProcessStore() : store_(std::make_unique<InProcessStore>()) {}
+
+  PythonInProcessStore* clone() const {
+    return guarded([&](const Check&) { return new PythonInProcessStore(store_->clone()); });
+  }
+  void close() { store_->close(); }
+
+ private:
+  explicit PythonInProcessStore(std::unique_ptr<InProcessStore> store) : store_(std::move(store)) {}
+
+  Reply request(Op op, std::string_view head, std::string_view tail, double seconds) override {
+    return guarded(
+        [&](const Check& check) { return store_->request(op, head, tail, Deadline::after(seconds), check); });
+  }
+
+  // Call the function without the interpreter's lock, and raise what goes wrong with the lock. The function calls the
+  // check, which runs the handlers of signals, time and again while it waits.
+  template <class Function>
+  static std::invoke_result_t<Function, const Check&> guarded(Function&& function) {
+    try {
+      Unlocked unlocked;
+      return function([&unlocked] { unlocked.check_signals(); });
+    } catch (const ForkedStore&) {
+      raise_error("ForkedProcessError", std::string("a HashStore"));
+    } catch (const ClosedStore&) {
+      raise_error("DistStoreError", std::string("this HashStore was closed"));
+    }
+  }
+
+  const std::unique_ptr<InProcessStore> store_;
+};
 
 class ForwardedRequests final : public StoreRequests {
  public:
@@ -33,7 +69,7 @@ class ForwardedRequests final : public StoreRequests {
     body.append(head).append(tail);
     const nb::object answer = run_(static_cast<int>(op), as_bytes(body), seconds);
     const auto [status, bytes] = nb::cast<std::tuple<int, nb::bytes>>(answer);
-    return {static_cast<Status>(status), std::string(bytes.c_str(), bytes.size())};
+    return {static_cast<Status>(status), std::string(bytes_of(bytes))};
   }
 
   // Must not refer to this object: such a cycle would never be collected.
@@ -49,7 +85,7 @@ class StoreTable {
   nb::typed<nb::list, Replied> run(uint64_t caller, uint32_t number, int op, nb::bytes body) {
     answers_.clear();
     try {
-      table_.run({caller, number}, static_cast<Op>(op), {body.c_str(), body.size()});
+      table_.run({caller, number}, static_cast<Op>(op), bytes_of(body));
     } catch (const ProtocolError& error) {
       raise_error("DistStoreError", "a malformed request to a store: " + error.reason);
     }
@@ -70,7 +106,12 @@ class StoreTable {
 
 }  // namespace
 
-void bind_table(nb::module_& module) {
+void bind_local_stores(nb::module_& module) {
+  nb::class_<PythonInProcessStore, StoreRequests>(module, "InProcessStore")
+      .def(nb::init<>())
+      .def("clone", &PythonInProcessStore::clone)
+      .def("close", &PythonInProcessStore::close);
+
   nb::class_<ForwardedRequests, StoreRequests>(module, "ForwardedRequests")
       .def(nb::init<ForwardedRequests::Run>(), nb::arg("run"));
 
