@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from procgroup.__main__ import COMMANDS
 from procgroup.launch import flags
-from procgroup.launch.flag_table import Flag
+from procgroup.launch.flags import Flag
 
 # Bash passes "--flag=value" as three words, so the script splits the line itself, and returns the value alone.
 _BASH = r"""

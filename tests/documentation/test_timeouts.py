@@ -104,7 +104,7 @@ NO_DEADLINES_OF_USERS = {
     "launch.nodes.announcer.WAIT_REPORT_SECONDS": "how soon a line is printed",
     "backends.mpi._REPORT_SECONDS": "how soon a line is printed",
     "launch.nodes.announcer._REPEAT_SECONDS": "how often a line is repeated",
-    "launch.flag_values.MOST_SECONDS": "bounds what a flag may say",
+    "launch.flags.MOST_SECONDS": "bounds what a flag may say",
     "launch.output.byte_mover.FLUSH_SECONDS": "output that nobody reads",
     "launch.output.byte_mover._LONGEST_POLL_SECONDS": "one wait of many",
     "launch.nodes.endpoints._SAY_SECONDS": "how soon a line is printed",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from procgroup.launch import flag_values, flags
+from procgroup.launch import flags
 from procgroup.launch.ranks import devices
 
 SHOW = "import os; print(os.environ['LOCAL_RANK'], os.environ.get('CUDA_VISIBLE_DEVICES'))"
@@ -16,7 +16,7 @@ SHOW = "import os; print(os.environ['LOCAL_RANK'], os.environ.get('CUDA_VISIBLE_
 def chosen(
     gpus: str, ranks: int, environment: Mapping[str, str], present: int = 8, *, one_each: bool = False
 ) -> list[dict[str, str]]:
-    found = devices.choose(flag_values.gpus(gpus), ranks, environment, present, has_one_each=one_each)
+    found = devices.choose(flags.gpus(gpus), ranks, environment, present, has_one_each=one_each)
     return [found.environment(rank) for rank in range(ranks)]
 
 
@@ -90,7 +90,7 @@ def test_gpus_that_are_not_there_are_named(
 )
 def test_an_unusable_list_of_gpus_says_why(text: str, sentence: str) -> None:
     with pytest.raises(ValueError) as raised:
-        flag_values.gpus(text)
+        flags.gpus(text)
     assert sentence in str(raised.value)
 
 

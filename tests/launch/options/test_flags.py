@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from procgroup.cluster import accelerators
 from procgroup.cluster.cores import usable_cores
-from procgroup.launch import flag_values, flags
+from procgroup.launch import flags
 from procgroup.launch.nodes.job_plan import plan, unused_flags
 from world import run_command
 
@@ -78,10 +79,10 @@ def test_what_follows_the_script_is_the_script_s() -> None:
 
 
 def test_cpu_and_auto_count_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flag_values, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(accelerators, "visible_gpus", lambda: 0)
     assert flags.parse("run", ["--nproc-per-node", "cpu", "a.py"]).nproc_per_node == usable_cores()
     assert flags.parse("run", ["--nproc-per-node", "auto", "a.py"]).nproc_per_node == usable_cores()
-    monkeypatch.setattr(flag_values, "visible_gpus", lambda: 3)
+    monkeypatch.setattr(accelerators, "visible_gpus", lambda: 3)
     assert flags.parse("run", ["--nproc-per-node", "auto", "a.py"]).nproc_per_node == 3
 
 

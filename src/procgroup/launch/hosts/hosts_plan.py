@@ -21,7 +21,7 @@ from procgroup.environ import (
     PROCGROUP_STORE_KEY,
 )
 from procgroup.errors import SshError
-from procgroup.launch.flag_values import NodeRange
+from procgroup.launch.flags import NodeRange
 from procgroup.launch.hosts.agent_channel import Assignment
 from procgroup.launch.hosts.ssh import Ssh, local_command, remote_command
 from procgroup.launch.nodes.endpoints import parse_endpoints, source_address

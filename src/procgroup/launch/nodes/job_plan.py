@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from procgroup.cluster.addresses import without_password
 from procgroup.environ import PYTHON_EXEC
-from procgroup.launch import flag_values
-from procgroup.launch.flag_values import NodeRange
-from procgroup.launch.flags import refuse
+from procgroup.launch import flags
+from procgroup.launch.flags import NodeRange, refuse
 from procgroup.launch.nodes.agent import Timeouts
 from procgroup.launch.nodes.endpoints import (
     FoundStore,
@@ -154,7 +153,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         settings=Settings(nodes.least, nodes.most, options.max_restarts, options.on_partition),
         timeouts=Timeouts(
             join=_join_seconds(conf, kind),
-            last_call=flag_values.conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
+            last_call=flags.conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
             shutdown=options.shutdown_timeout,
             hang=options.hang_timeout or None,
             cut_off=lease.grace,
@@ -164,7 +163,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         endpoints=endpoints,
         find=_finder(options, run_id, lease) if kind == "elastic" else None,
         place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {without_password(options.rdzv_endpoint)}",
-        is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
+        is_host=options.node_rank == 0 if kind == "static" else flags.conf_is_host(conf),
         master_addr=endpoints[0].host if kind == "static" else options.master_addr,
         master_port=endpoints[0].port if kind == "static" else options.master_port or 0,
         node_rank=options.node_rank if kind == "static" else None,
@@ -289,10 +288,10 @@ def _finder(
 def _join_seconds(conf: dict[str, str], kind: Kind) -> float:
     default = JOIN_TIMEOUT_SECONDS
     if kind == "static":
-        default = flag_values.conf_seconds(conf, "timeout", STATIC_TIMEOUT_SECONDS)
-    return flag_values.conf_seconds(conf, "join_timeout", default)
+        default = flags.conf_seconds(conf, "timeout", STATIC_TIMEOUT_SECONDS)
+    return flags.conf_seconds(conf, "join_timeout", default)
 
 
 def _lease(conf: dict[str, str]) -> Lease:
-    interval = max(0.05, flag_values.conf_seconds(conf, "keep_alive_interval", KEEP_ALIVE_SECONDS))
+    interval = max(0.05, flags.conf_seconds(conf, "keep_alive_interval", KEEP_ALIVE_SECONDS))
     return Lease(interval, interval * int(conf.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)))
