@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from procgroup.cluster.addresses import without_password
 from procgroup.cluster.topology import format_cpus
 from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
-from procgroup.launch.nodes.job_plan import JobPlan
-from procgroup.launch.nodes.job_state import JobState, Node, WorkerStore
-from procgroup.launch.nodes.reserved_port import ReservedPort
+from procgroup.launch.hosted_store import ReservedPort, WorkerStore
+from procgroup.launch.job_plan import JobPlan
 from procgroup.launch.output import byte_mover
 from procgroup.launch.output.sinks import open_sinks
+from procgroup.launch.program import CommandProgram, Round
 from procgroup.stores import addresses
 from procgroup.types import Endpoint
 
 if TYPE_CHECKING:
-    from procgroup.launch.nodes.program import CommandProgram
+    from procgroup.launch.nodes.meeting_plan import MeetingPlan
 
 _AT_START = "assigned at start"
 _RESOLVE_SECONDS = 5.0
@@ -75,14 +75,17 @@ def show(text: str) -> int:
     return int(sinks[0].has_failed)
 
 
-def describe(options: argparse.Namespace, program: CommandProgram, notes: Sequence[str]) -> str:
+def describe(
+    options: argparse.Namespace, program: CommandProgram, meeting: MeetingPlan | None, notes: Sequence[str]
+) -> str:
     """Return the whole text; ``notes`` are the lines that a start would print."""
-    ranks = [_variables(options, program, local_rank) for local_rank in range(program.plan.processes)]
+    node_rank = meeting.node_rank or 0 if meeting is not None else 0
+    ranks = [_variables(options, program, node_rank, local_rank) for local_rank in range(program.plan.processes)]
     common = [line for line in ranks[0] if all(line in other for other in ranks)]
     text = [
         "nothing is started (--dry-run)",
         "",
-        *_aligned(_head(options, program)),
+        *_aligned(_head(options, program, meeting)),
         "",
         "each rank",
         *_aligned(common),
@@ -93,13 +96,13 @@ def describe(options: argparse.Namespace, program: CommandProgram, notes: Sequen
     return "\n".join(text + [f"\nnote: {note}" for note in notes])
 
 
-def _head(options: argparse.Namespace, program: CommandProgram) -> Iterator[Line]:
+def _head(options: argparse.Namespace, program: CommandProgram, meeting: MeetingPlan | None) -> Iterator[Line]:
     plan = program.plan
-    node = _AT_START if plan.kind == "elastic" else str(plan.node_rank or 0)
+    node = _AT_START if plan.kind == "elastic" else str(options.node_rank)
     yield Line("host", socket.gethostname())
     yield Line("node", f"{node}, of {options.nnodes}", _sources(options, ("nnodes", "node_rank")))
     yield Line("command", shlex.join(program.command))
-    yield from (Line("store", text) for text in _meeting(plan))
+    yield from (Line("store", text) for text in (_own_store(plan) if meeting is None else _meeting(meeting)))
     for name, source in options.sources.items():
         if source != "default" and name != "dry_run":
             yield Line("--" + name.replace("_", "-"), without_password(options.texts[name]), source)
@@ -118,28 +121,28 @@ def _own_lines(options: argparse.Namespace, program: CommandProgram, local_rank:
         yield Line("CPUs", format_cpus(program.placement.cpus[local_rank]), options.sources["numa_binding"])
 
 
-def _variables(options: argparse.Namespace, program: CommandProgram, local_rank: int) -> list[Line]:
+def _variables(options: argparse.Namespace, program: CommandProgram, node_rank: int, local_rank: int) -> list[Line]:
     """Return the variables that the launcher sets for a rank, sorted by name."""
     plan = program.plan
-    state, node_rank = _likely_state(plan), plan.node_rank or 0
-    names = program.environment(state, node_rank, local_rank, "", {})
-    values = program.environment(state, node_rank, local_rank, "", os.environ)
-    values.update(dict.fromkeys(_unknown(options, plan), _AT_START))
+    round_ = _likely_round(plan, node_rank)
+    names = program.environment(round_, local_rank, {})
+    values = program.environment(round_, local_rank, os.environ)
+    values.update(dict.fromkeys(_unknown(options, plan, node_rank), _AT_START))
     values[PROCGROUP_JOB_KEY.name] = "(a secret, not shown)"
     if options.log_dir and options.log_dir != os.devnull:
         values["TORCHELASTIC_ERROR_FILE"] = f"below {options.log_dir}"
     return [Line(name, values[name], _source(options, name, values[name])) for name in sorted(names)]
 
 
-def _likely_state(plan: JobPlan) -> JobState:
-    """Return the state of the running job, assuming that all nodes are like this one."""
-    node = Node("", "", socket.gethostname(), 0, plan.processes, role=plan.role)
+def _likely_round(plan: JobPlan, node_rank: int) -> Round:
+    """Return the first round of the job, assuming that all nodes are like this one."""
+    nodes = plan.max_nodes
     address = plan.master_addr if plan.kind == "static" else plan.local_addr or plan.master_addr
     store = WorkerStore(address, plan.master_port, 0, PROCGROUP_JOB_KEY.get())
-    return JobState(plan.settings, members=(node,) * plan.settings.max_nodes, store=store)
+    return Round(0, 0, node_rank, socket.gethostname(), (plan.processes,) * nodes, (plan.role,) * nodes, store)
 
 
-def _unknown(options: argparse.Namespace, plan: JobPlan) -> Iterator[str]:
+def _unknown(options: argparse.Namespace, plan: JobPlan, node_rank: int) -> Iterator[str]:
     """Yield the variables whose values are unknown before the start."""
     yield from ("PROCGROUP_STORE", "PROCGROUP_NOTICE")
     if not options.rdzv_id:
@@ -150,7 +153,7 @@ def _unknown(options: argparse.Namespace, plan: JobPlan) -> Iterator[str]:
         yield from ("MASTER_ADDR", "GROUP_RANK", "GROUP_WORLD_SIZE")
     if plan.kind != "solo":
         yield from ("WORLD_SIZE", "ROLE_WORLD_SIZE")
-    if plan.kind == "elastic" or plan.node_rank:
+    if plan.kind == "elastic" or node_rank:
         yield from ("RANK", "ROLE_RANK")
 
 
@@ -172,18 +175,21 @@ def _sources(options: argparse.Namespace, names: Sequence[str]) -> str:
     return ", ".join(source for source in sources if source != "default") or "default"
 
 
-def _meeting(plan: JobPlan) -> Iterator[str]:
+def _own_store(plan: JobPlan) -> Iterator[str]:
+    """Yield where the ranks of a job with one node meet, and whether this node can host their store there."""
+    address = plan.local_addr or plan.master_addr
+    where = f"{address}, port {plan.master_port or 'assigned at start'}"
+    yield f"at {where}, hosted by this node: {_probe(Endpoint(address, plan.master_port)).text}"
+
+
+def _meeting(plan: MeetingPlan) -> Iterator[str]:
     """Yield where the nodes meet, which node hosts their store there, and whether this node can."""
-    if plan.kind == "solo":
-        address = plan.local_addr or plan.master_addr
-        where = f"{address}, port {plan.master_port or 'assigned at start'}"
-        yield f"at {where}, hosted by this node: {_probe(Endpoint(address, plan.master_port)).text}"
-    elif plan.find is not None:
+    if plan.find is not None:
         yield plan.place
     for endpoint in plan.endpoints:
         found = _probe(endpoint)
         is_host = found.is_own if plan.is_host is None else plan.is_host
-        other = "node 0" if plan.kind == "static" else "the node that owns this address"
+        other = "node 0" if plan.job.kind == "static" else "the node that owns this address"
         yield f"at {endpoint}, hosted by {'this node' if is_host else other}: {found.text}"
 
 

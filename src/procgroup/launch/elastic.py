@@ -23,11 +23,10 @@ from procgroup.errors import RendezvousError
 from procgroup.launch import flags
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import first_failure
-from procgroup.launch.nodes.job_plan import plan
-from procgroup.launch.nodes.program import CommandProgram
 from procgroup.launch.output.log_options import from_torch_template
+from procgroup.launch.program import CommandProgram
 from procgroup.launch.ranks.placement import place
-from procgroup.launch.run import make_agent, open_output
+from procgroup.launch.run import open_output, plan_job, supervise
 from procgroup.launch.spawning.process_context import process_exception
 
 __all__ = ["LaunchConfig", "elastic_launch"]
@@ -106,7 +105,7 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
 
     def __init__(self, config: LaunchConfig, entrypoint: Callable[..., object] | str) -> None:
         self._options = flags.parse("elastic_launch", [*config.arguments(), "--no-python", "-"], in_program=True)
-        self._plan = plan(self._options)
+        self._plan, self._meeting = plan_job(self._options)
         self._function = entrypoint
 
     def __call__(self, *arguments: Any) -> dict[int, Any]:
@@ -119,12 +118,10 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
         """
         with TemporaryDirectory(prefix="procgroup_") as folder, open_output(self._options, self._plan) as output:
             program = CommandProgram(self._plan, self._command(Path(folder), arguments), place(self._options))
-            agent = make_agent(self._options, program, output)
-            agent.reports = False
-            status = agent.run()
-            if status:
-                raise _error(status, agent.failures)
-            return {rank: self._result(Path(folder), rank) for rank in agent.ranks}
+            outcome = supervise(self._options, program, self._meeting, output, reports=False)
+            if outcome.status:
+                raise _error(outcome.status, outcome.failures)
+            return {rank: self._result(Path(folder), rank) for rank in outcome.ranks}
 
     def _command(self, folder: Path, arguments: Sequence[Any]) -> list[str]:
         if isinstance(self._function, str):

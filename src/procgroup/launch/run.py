@@ -17,11 +17,12 @@ from procgroup.launch import flags
 from procgroup.launch.output.sinks import say
 
 if TYPE_CHECKING:
-    from procgroup.launch.nodes.agent import Agent
-    from procgroup.launch.nodes.job_plan import JobPlan
-    from procgroup.launch.nodes.program import CommandProgram
+    from procgroup.launch.job_plan import JobPlan
+    from procgroup.launch.nodes.meeting_plan import MeetingPlan
     from procgroup.launch.output.job_output import JobOutput
+    from procgroup.launch.program import CommandProgram
     from procgroup.launch.ranks.placement import Placement
+    from procgroup.launch.supervisor import Outcome
 
 
 def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
@@ -38,60 +39,87 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
 
         return run_on_hosts(options, script_arguments)
     command = [*program_command(options), *script_arguments]
-    from procgroup.launch.nodes.job_plan import plan
-
-    return run_agent(options, command, plan(options))
+    return run_node(options, command, *plan_job(options))
 
 
-def run_agent(
-    options: argparse.Namespace, command: Sequence[str], job_plan: JobPlan, *, shares_console: bool = False
+def plan_job(options: argparse.Namespace) -> tuple[JobPlan, MeetingPlan | None]:
+    """Return the job that the parsed flags describe, and how its nodes meet (None: it has one node)."""
+    from procgroup.launch import job_plan
+
+    job = job_plan.plan(options)
+    if job.kind == "solo":
+        return job, None
+    from procgroup.launch.nodes.meeting_plan import plan_meeting  # a job of one node starts sooner without it
+
+    return job, plan_meeting(options, job)
+
+
+def run_node(
+    options: argparse.Namespace,
+    command: Sequence[str],
+    job: JobPlan,
+    meeting: MeetingPlan | None,
+    *,
+    shares_console: bool = False,
 ) -> int:
     """Run ``command`` as the ranks of this node of the job; return the job's exit status.
 
     ``shares_console``: the agents of the other nodes write to the same place.
     """
-    from procgroup.launch.nodes.job_plan import unused_flags
-    from procgroup.launch.nodes.program import REPLACED, CommandProgram
+    from procgroup.launch.job_plan import unused_flags
+    from procgroup.launch.program import REPLACED, CommandProgram
     from procgroup.launch.ranks.placement import place
 
     placement = place(options)
-    program = CommandProgram(job_plan, command, placement)
-    notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job_plan)]
+    program = CommandProgram(job, command, placement)
+    notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job)]
     notes += _task_notes(options)
     if options.dry_run:
         from procgroup.launch import dry_run
 
-        return dry_run.show(dry_run.describe(options, program, notes))
+        return dry_run.show(dry_run.describe(options, program, meeting, notes))
     for note in notes:
         say(note)
-    with open_output(options, job_plan) as output:
-        agent = make_agent(options, program, output)
-        agent.shares_console = shares_console
-        return agent.run() or int(output.has_failed)
+    with open_output(options, job) as output:
+        outcome = supervise(options, program, meeting, output, shares_console=shares_console)
+        return outcome.status or int(output.has_failed)
 
 
-def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
+def open_output(options: argparse.Namespace, job: JobPlan) -> JobOutput:
     """Open the destinations of the ranks' output; an error ends the program as an unusable flag does."""
     from procgroup.launch.output.job_output import JobOutput
 
     try:
-        return JobOutput(flags.log_options(options), job_plan.run_id, needs_progress=bool(options.hang_timeout))
+        return JobOutput(flags.log_options(options), job.run_id, needs_progress=bool(options.hang_timeout))
     except (OSError, ValueError) as error:
         flags.refuse(options, f"cannot keep or show the ranks' output: {error}")
 
 
-def make_agent(options: argparse.Namespace, program: CommandProgram, output: JobOutput) -> Agent:
-    """Return this node's agent, which runs the program and shows its ``output``."""
-    from procgroup.launch.nodes.agent import Agent
+def supervise(
+    options: argparse.Namespace,
+    program: CommandProgram,
+    meeting: MeetingPlan | None,
+    output: JobOutput,
+    *,
+    reports: bool = True,
+    shares_console: bool = False,
+) -> Outcome:
+    """Run the program's ranks to the end of the job. With ``reports`` the failures that ended it are printed."""
+    from procgroup.launch.supervisor import Supervisor
 
-    program.output = output
-    agent = Agent(program, output)
+    events = None
     if options.event_log_handler == "console":
-        from procgroup.launch.nodes.events import Events
+        from procgroup.launch.events import Events
 
-        plan = program.plan
-        agent.events = Events(output, plan.run_id, plan.role, options.rdzv_backend, options.script)
-    return agent
+        events = Events(output, program.plan.run_id, program.plan.role, options.rdzv_backend, options.script)
+    with Supervisor(program, output) as ranks:
+        if meeting is None:
+            from procgroup.launch.one_node import run_one_node
+
+            return run_one_node(ranks, events, reports=reports)
+        from procgroup.launch.nodes.agent import Agent
+
+        return Agent(ranks, meeting, events, reports=reports, shares_console=shares_console).run()
 
 
 def _is_program(name: str) -> bool:

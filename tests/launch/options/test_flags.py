@@ -13,7 +13,8 @@ import pytest
 from procgroup.cluster import accelerators
 from procgroup.cluster.cores import usable_cores
 from procgroup.launch import flags
-from procgroup.launch.nodes.job_plan import plan, unused_flags
+from procgroup.launch.job_plan import unused_flags
+from procgroup.launch.run import plan_job
 from world import run_command
 
 BEYOND_INTEGERS = "9" * 23
@@ -167,7 +168,7 @@ def test_contradictory_flags_are_refused_with_both_their_sources(
     capsys: pytest.CaptureFixture[str], line: str, first: str, second: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        plan(flags.parse("procgroup run", [*line.split(), "a.py"]))
+        plan_job(flags.parse("procgroup run", [*line.split(), "a.py"]))
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert first in said
@@ -177,7 +178,9 @@ def test_contradictory_flags_are_refused_with_both_their_sources(
 @pytest.mark.parametrize("line", ["", "--master-addr a --master-port 1", "--master-addr [a]"])
 def test_an_endpoint_and_the_same_address_are_no_contradiction(line: str) -> None:
     options = flags.parse("run", ["--nnodes", "2", "--rdzv-endpoint", "a:1", *line.split(), "a.py"])
-    assert plan(options).endpoints == (("a", 1),)
+    _, meeting = plan_job(options)
+    assert meeting is not None
+    assert meeting.endpoints == (("a", 1),)
 
 
 @pytest.mark.parametrize("backend", ["static", "redis"])
@@ -186,7 +189,7 @@ def test_a_list_of_endpoints_is_refused_where_only_the_first_would_be_used(
 ) -> None:
     line = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "a,b", "a.py"]
     with pytest.raises(SystemExit):
-        plan(flags.parse("procgroup run", line))
+        plan_job(flags.parse("procgroup run", line))
     said = "(--rdzv-endpoint): expected one host[:port] with this --rdzv-backend, got the list 'a,b'"
     assert said in capsys.readouterr().err
 
@@ -194,13 +197,13 @@ def test_a_list_of_endpoints_is_refused_where_only_the_first_would_be_used(
 @pytest.mark.parametrize("line", ["--nnodes 2 --rdzv-backend c10d", "--rdzv-backend file"])
 def test_nodes_that_are_to_meet_need_a_place(capsys: pytest.CaptureFixture[str], line: str) -> None:
     with pytest.raises(SystemExit):
-        plan(flags.parse("procgroup run", [*line.split(), "a.py"]))
+        plan_job(flags.parse("procgroup run", [*line.split(), "a.py"]))
     assert "needs --rdzv-endpoint" in capsys.readouterr().err
 
 
 def test_what_has_no_effect_with_assigned_node_ranks_is_said() -> None:
     options = flags.parse("run", ["--rdzv-backend", "c10d", "--rdzv-endpoint", "h", "--node-rank", "1", "a.py"])
-    assert unused_flags(options, plan(options)) == [
+    assert unused_flags(options, plan_job(options)[0]) == [
         "--node-rank has no effect with --rdzv-backend c10d: node ranks are assigned"
     ]
 
@@ -210,7 +213,7 @@ def test_an_endpoint_at_which_one_node_would_meet_nobody_is_said_to_have_no_effe
 ) -> None:
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "junk")
     options = flags.parse("run", ["a.py"])
-    assert unused_flags(options, plan(options)) == ["PET_RDZV_ENDPOINT has no effect: this job has one node"]
+    assert unused_flags(options, plan_job(options)[0]) == ["PET_RDZV_ENDPOINT has no effect: this job has one node"]
 
 
 TASK_OF_SRUN = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procgroup.errors import JobConflict, JobEnded
+from procgroup.launch.hosted_store import WorkerStore
 from procgroup.launch.nodes import job_changes as change
-from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
+from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.quorum import can_begin
 
 
@@ -60,8 +61,9 @@ def test_ranks_are_contiguous_in_the_order_of_the_nodes() -> None:
     state = JobState(Settings(2, 2))
     for name, processes in (("a", 3), ("b", 2)):
         state = change.join(state, node(name, processes=processes), state.settings) or state
-    assert [state.first_rank(index) for index in range(2)] == [0, 3]
-    assert state.world_size == 5
+    rounds = [state.round_of(index, WorkerStore("h", 1, 2, "")) for index in range(2)]
+    assert [round_.first_rank for round_ in rounds] == [0, 3]
+    assert sum(rounds[0].processes) == 5
 
 
 def test_a_node_rank_that_was_fixed_wins_over_the_order_of_coming() -> None:

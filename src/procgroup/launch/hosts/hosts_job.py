@@ -19,13 +19,13 @@ import time
 from collections.abc import Sequence
 
 from procgroup import __version__
-from procgroup.launch import open_files
+from procgroup.launch.deadlines import NextStep, shutdown_seconds
 from procgroup.launch.hosts.host_agent import HostAgent
 from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
-from procgroup.launch.nodes.signals import SignalInbox, with_forwarded
 from procgroup.launch.output import byte_mover
 from procgroup.launch.output.sinks import open_sinks
-from procgroup.launch.ranks.deadlines import NextStep, shutdown_seconds
+from procgroup.launch.ranks.rank_process import describe_error
+from procgroup.launch.signals import SignalInbox, with_forwarded
 
 MARGIN_SECONDS = 5.0
 """How much longer than its ranks an agent may take to end."""
@@ -72,7 +72,7 @@ class HostsJob:
             try:
                 self._agents.append(HostAgent(plan.host, plan.command, plan.assignment, self._sinks))
             except OSError as error:
-                self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {open_files.describe(error)}")
+                self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {describe_error(error)}")
                 return
         self._steps.schedule(self._plan.start_seconds, self._fail_late_start)
 

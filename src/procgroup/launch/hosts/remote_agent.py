@@ -22,8 +22,8 @@ from pathlib import Path
 from procgroup import __version__
 from procgroup.launch import flags, run
 from procgroup.launch.entry_point import run_command
+from procgroup.launch.hosted_store import ReservedPort
 from procgroup.launch.hosts.agent_channel import Assignment, LineReader, Ready
-from procgroup.launch.nodes.reserved_port import ReservedPort
 from procgroup.launch.output.sinks import say
 
 _LAST_STEPS = ((signal.SIGHUP, 1.5), (signal.SIGINT, 1.0), (signal.SIGKILL, 0.0))
@@ -57,13 +57,14 @@ def _take_part(
     options: argparse.Namespace, command: Sequence[str], assignment: Assignment, endpoint: str, channel: LineReader
 ) -> int:
     """Run this host's ranks, once all agents are ready; return the job's exit status."""
-    from procgroup.launch.nodes.job_plan import plan
-
     options.rdzv_endpoint = endpoint
-    is_host = assignment.port is not None
-    job_plan = plan(options)._replace(node_rank=assignment.node_rank, host=assignment.host, is_host=is_host)
+    job, meeting = run.plan_job(options)
+    job = job._replace(host=assignment.host)
+    if meeting is not None:
+        is_host = assignment.port is not None
+        meeting = meeting._replace(job=job, node_rank=assignment.node_rank, is_host=is_host)
     threading.Thread(target=_follow, args=(channel,), name="procgroup-command", daemon=True).start()
-    return run.run_agent(options, command, job_plan, shares_console=True)
+    return run.run_node(options, command, job, meeting, shares_console=True)
 
 
 def _describe(error: OSError, assignment: Assignment) -> str:

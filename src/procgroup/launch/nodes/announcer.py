@@ -1,19 +1,12 @@
-"""The lines that an agent prints about the job: its events, the nodes that it waits for, and its end."""
+"""The lines that an agent prints about the job: its restarts, and the nodes that it waits for."""
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from procgroup.launch.nodes import quorum
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.output.job_output import JobOutput
-from procgroup.launch.ranks.worker_group import WorkerGroup
-
-if TYPE_CHECKING:
-    from procgroup.launch.failures.failure import Failure
 
 WAIT_REPORT_SECONDS = 5.0
 """After how many seconds an agent prints which nodes it waits for; it repeats the line once a minute."""
@@ -63,20 +56,6 @@ class Announcer:
         if self.waited() >= self._next_report and (state is None or not quorum.can_begin(state)):
             self._next_report = self.waited() + _REPEAT_SECONDS
             self._output.say(f"waiting: {describe_waiting(state, place)}")
-
-    def count(self, group: WorkerGroup) -> None:
-        """Show in the status line how many ranks run here."""
-        if group.ranks and self._seen is not None:
-            self._output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
-
-    def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup) -> None:
-        """Print the report of the job's end, after the ranks' output."""
-        if failures:
-            from procgroup.launch.failures.report import report  # needed after a failure only
-
-            report(failures, group, socket.gethostname(), self._output)
-        elif state.exit_status and state.reason and state.reason != group.incomplete:
-            self._output.say(f"the job has ended: {state.reason}")
 
 
 def describe_waiting(state: JobState | None, place: str) -> str:

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from procgroup.errors import JobConflict, JobEnded
-from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
+from procgroup.launch.hosted_store import WorkerStore
+from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.quorum import can_begin
 
 Change = Callable[[JobState], JobState | None]

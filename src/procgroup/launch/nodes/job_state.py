@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
-from procgroup.environ import PROCGROUP_JOB_KEY, Variable
 from procgroup.launch.failures.evidence import printable
+from procgroup.launch.hosted_store import WorkerStore
+from procgroup.launch.program import Round
 
 Phase = Literal["forming", "running", "stopping", "ended"]
 
@@ -52,25 +53,6 @@ class Node(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host} (agent's pid {self.pid})"
-
-
-class WorkerStore(NamedTuple):
-    """The rendezvous of a round's ranks: MASTER_ADDR and MASTER_PORT, and the store of procgroup's programs."""
-
-    master_addr: str
-    master_port: int
-    port: int
-    job_key: str
-
-    def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:
-        """Return the variables by which a rank finds it; ``key`` is the variable of the secret."""
-        return {
-            "MASTER_ADDR": self.master_addr,
-            "MASTER_PORT": str(self.master_port),
-            "PROCGROUP_MASTER": f"{self.master_addr}:{self.master_port}",
-            "PROCGROUP_STORE": f"{self.master_addr}:{self.port}",
-            key.name: self.job_key,
-        }
 
 
 class JobState(NamedTuple):
@@ -122,14 +104,17 @@ class JobState(NamedTuple):
         agents = Counter(node.host for node in self.members)
         return ", ".join(host if number == 1 else f"{host} ({number} agents)" for host, number in agents.items())
 
-    @property
-    def world_size(self) -> int:
-        """The number of ranks in the round."""
-        return sum(node.processes for node in self.members)
-
-    def first_rank(self, node_rank: int) -> int:
-        """Return the global rank of a node's first process."""
-        return sum(node.processes for node in self.members[:node_rank])
+    def round_of(self, node_rank: int, store: WorkerStore) -> Round:
+        """Return the running round as one of its nodes sees it."""
+        return Round(
+            self.round,
+            self.restarts,
+            node_rank,
+            self.members[node_rank].host,
+            tuple(node.processes for node in self.members),
+            tuple(node.role for node in self.members),
+            store,
+        )
 
     def to_json(self) -> str:
         """Return the state as JSON: an object, and each node and store in it another."""

@@ -14,7 +14,7 @@ their beats and reads there are twice as frequent, and their requests have half 
 recent, the last request can begin later, and the reads that were missed are soon made up for.
 
 When the store's host is cut off, that host notices it after ``Lease.seconds``, by the counts of the others. The others
-notice it sooner, and wait for the difference before they begin a round at another store (``Timeouts.lead``).
+notice it sooner, and wait for the difference before they begin a round at another store (``Lease.lead``).
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class Lease(NamedTuple):
     def latest_loss(self) -> float:
         """The same, at the latest: a last request begins up to ``earliest_loss``."""
         return self.earliest_loss + self.request_seconds
+
+    @property
+    def lead(self) -> float:
+        """The time between an agent's end of waiting for a silent store, and its loss as the store's host sees it."""
+        return self.seconds - self.earliest_loss
 
     @property
     def grace(self) -> float:

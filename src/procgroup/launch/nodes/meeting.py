@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from procgroup.errors import DistError, DistStoreError, JobConflict, JobEnded, StoreLost, StoreTimeout
 from procgroup.launch.nodes import job_changes, quorum
@@ -28,13 +27,11 @@ from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import Change
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.leases import Lease, Watcher
+from procgroup.launch.nodes.meeting_plan import MeetingPlan
 from procgroup.launch.nodes.shared_state import SharedState, read_latest
 from procgroup.launch.nodes.store_requests import PAUSE_SECONDS, StoreRequests
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
-
-if TYPE_CHECKING:
-    from procgroup.launch.nodes.job_plan import JobPlan
 
 _CLOSE_SECONDS = 2.0
 _ELSEWHERE_SECONDS = 1.0
@@ -56,7 +53,7 @@ class Meeting:
     endpoint of the plan.
     """
 
-    def __init__(self, plan: JobPlan, wake: Callable[[], None], memory: JobState | None) -> None:
+    def __init__(self, plan: MeetingPlan, wake: Callable[[], None], memory: JobState | None) -> None:
         self.node_id: str = os.urandom(8).hex()
         self.place: str = plan.meeting_place()
         self.lost: str = ""
@@ -178,7 +175,7 @@ class Meeting:
     def _join(self) -> None:
         self._found = self._plan.find_store(self._closing.is_set)
         self._store = PrefixStore(
-            f"agents/{self._plan.run_id}", self._found.store.with_timeout(self._lease.request_seconds)
+            f"agents/{self._plan.job.run_id}", self._found.store.with_timeout(self._lease.request_seconds)
         )
         node = self._plan.node(self.node_id, self._found)
         is_on_server = self._found.is_on_server
@@ -277,7 +274,7 @@ class Meeting:
     def _is_better(self, place: int, other: FoundStore, mine: JobState) -> bool:
         """Return whether to move to another store, ``place`` entries further in the list of endpoints; close it."""
         try:
-            store = PrefixStore(f"agents/{self._plan.run_id}", other.store.with_timeout(_ELSEWHERE_SECONDS))
+            store = PrefixStore(f"agents/{self._plan.job.run_id}", other.store.with_timeout(_ELSEWHERE_SECONDS))
             theirs = read_latest(store)
         except (DistError, ValueError):
             return False

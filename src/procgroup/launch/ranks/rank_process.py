@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -166,3 +168,11 @@ class RankProcess:
             for stream in self.streams:
                 stream.drain()
         return True
+
+
+def describe_error(error: OSError) -> str:
+    """Return the text of an error of starting a process; for too many open files, the limit and how to raise it."""
+    if error.errno != errno.EMFILE:
+        return str(error)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"this process may have no more than {limit} open files; raise the limit with: ulimit -n"

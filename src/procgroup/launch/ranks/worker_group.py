@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
-from procgroup.launch import open_files
-from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS, NextStep
+from procgroup.launch.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS, NextStep
 from procgroup.launch.ranks.preemption import Notice
-from procgroup.launch.ranks.rank_process import RankPlan, RankProcess, Stream
+from procgroup.launch.ranks.rank_process import RankPlan, RankProcess, Stream, describe_error
 
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
@@ -84,7 +83,7 @@ class WorkerGroup:
             try:
                 self.ranks.append(RankProcess(plan, self._notice.descriptor))
             except OSError as error:
-                self.incomplete = f"cannot start rank {plan.rank}: {open_files.describe(error)}"
+                self.incomplete = f"cannot start rank {plan.rank}: {describe_error(error)}"
                 self.kill()
                 return
 
@@ -221,7 +220,7 @@ class WorkerGroup:
         try:
             self.ranks[place] = RankProcess(self._plans[place], self._notice.descriptor)
         except OSError as error:
-            self._say(f"cannot start rank {rank.rank} again: {open_files.describe(error)}")
+            self._say(f"cannot start rank {rank.rank} again: {describe_error(error)}")
             return False
         self._replacements += 1
         self._replaced.append(rank)

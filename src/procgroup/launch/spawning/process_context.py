@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.errors import ProcessException, ProcessExitedException, ProcessRaisedException
-from procgroup.launch.nodes.hosted_store import HostedStore
-from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, INTERRUPT_SECONDS, SHUTDOWN_SECONDS, UNKILLABLE_SECONDS
+from procgroup.launch.deadlines import CAUSE_SECONDS, INTERRUPT_SECONDS, SHUTDOWN_SECONDS, UNKILLABLE_SECONDS
+from procgroup.launch.hosted_store import HostedStore
 from procgroup.launch.spawning.child import Report, receive_report
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from procgroup.launch.nodes.reserved_port import ReservedPort
+from procgroup.launch.hosted_store import ReservedPort
 from procgroup.launch.ranks.die_with_parent import dying_with_this_process
 from procgroup.launch.submit.ray import add_rank_flags, check_rank_flags
 

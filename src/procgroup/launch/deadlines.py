@@ -15,6 +15,12 @@ SHUTDOWN_SECONDS = 30.0
 UNKILLABLE_SECONDS = 30.0
 """From SIGKILL until the wait for a process ends that hangs in the kernel."""
 
+REPORT_SECONDS = 2.0
+"""How long the other ranks may take, after the first failure, to raise errors of their own, when no restart is left."""
+
+RESTART_REPORT_SECONDS = 0.3
+"""The same when the ranks will be started again."""
+
 CAUSE_SECONDS = 1.5
 """How long to wait for the failure of a rank that all known failures blame."""
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.output.job_output import JobOutput
 from procgroup.launch.ranks.rank_process import RankProcess
 from procgroup.launch.ranks.worker_group import WorkerGroup
@@ -30,8 +29,8 @@ class Events:
     entry_point: str
     began: float = field(default_factory=time.monotonic)
 
-    def show(self, state: JobState, node_rank: int | None, group: WorkerGroup, exit_status: int) -> None:
-        """Write a line for each rank of this node, and one for its agent; ``state`` is the final one."""
+    def show(self, group: WorkerGroup, exit_status: int, *, node_rank: int | None, nodes: int, restarts: int) -> None:
+        """Write a line for each rank of this node, and one for its agent; ``nodes`` ran the last round."""
         shared = {
             "run_id": self.run_id,
             "group_rank": node_rank,
@@ -40,10 +39,10 @@ class Events:
             "total_run_time": int(time.monotonic() - self.began),
             "rdzv_backend": self.backend,
             "raw_error": None,
-            "agent_restarts": state.restarts,
+            "agent_restarts": restarts,
             "duration_ms": None,
         }
-        of_group = {"group_world_size": len(state.members), "entry_point": self.entry_point}
+        of_group = {"group_world_size": nodes, "entry_point": self.entry_point}
         lines = [_of_rank(shared, of_group, local_rank, rank) for local_rank, rank in enumerate(group.ranks)]
         name = "FAILED" if exit_status else "SUCCEEDED"
         lines.append(_line("AGENT", name, {**shared, "global_rank": None, "worker_id": None}, of_group))

@@ -1,0 +1,159 @@
+"""How the nodes of a job meet.
+
+::
+
+    --rdzv-backend   the agents meet
+    static           at --master-addr:--master-port, where node 0 hosts their store
+    c10d             at --rdzv-endpoint, where the node that owns the address hosts it
+    file             in the file --rdzv-endpoint
+    etcd, redis      at the server --rdzv-endpoint
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from procgroup.cluster.addresses import without_password
+from procgroup.launch.flags import NodeRange, conf_is_host, conf_seconds, refuse
+from procgroup.launch.job_plan import JobPlan
+from procgroup.launch.nodes.endpoints import (
+    FoundStore,
+    connect_each,
+    find_store,
+    parse_endpoints,
+    share_file,
+    use_server,
+)
+from procgroup.launch.nodes.job_state import Node, Settings
+from procgroup.launch.nodes.leases import Lease
+from procgroup.stores import addresses
+from procgroup.types import Endpoint
+
+STATIC_TIMEOUT_SECONDS = 900.0
+JOIN_TIMEOUT_SECONDS = 600.0
+LAST_CALL_SECONDS = 30.0
+KEEP_ALIVE_SECONDS = 1.0
+KEEP_ALIVE_ATTEMPTS = 5
+
+
+class MeetingPlan(NamedTuple):
+    """How this node meets the others of ``job``, and the settings that all must share.
+
+    ``join`` is how many seconds the agent waits for enough nodes, ``last_call`` how many for further ones before the
+    first round. ``endpoints`` are those at one of which an agent hosts the store. In a job without any, ``find`` opens
+    the store, which is at ``place``.
+    """
+
+    job: JobPlan
+    agent: str
+    settings: Settings
+    lease: Lease
+    join: float = JOIN_TIMEOUT_SECONDS
+    last_call: float = LAST_CALL_SECONDS
+    endpoints: tuple[Endpoint, ...] = ()
+    find: Callable[[Callable[[], bool]], FoundStore] | None = None
+    place: str = ""
+    is_host: bool | None = None
+    node_rank: int | None = None
+
+    def meeting_place(self) -> str:
+        """Describe where the nodes meet, which node hosts the store there, and the job's id."""
+        where = ", ".join(map(str, self.endpoints)) or self.place
+        host = "node 0" if self.job.kind == "static" else "the node there"
+        host = f"hosted by {host}; " if self.endpoints else ""
+        return f"{where} ({host}--rdzv-id {self.job.run_id})"
+
+    def _can_host(self) -> bool:
+        """Return whether this node owns one of the endpoints, so that it can host the agents' store."""
+        if self.is_host is not None:
+            return self.is_host
+        return any(addresses.is_local(endpoint.host) for endpoint in self.endpoints)
+
+    def find_store(self, stops: Callable[[], bool]) -> FoundStore:
+        """Connect to the agents' store, or host it here; wait without a limit, until ``stops()`` returns True."""
+        if self.find is not None:
+            return self.find(stops)
+        answers_torch = self.job.kind == "static"
+        return find_store(self.endpoints, stops, is_host=self.is_host, answers_torch=answers_torch)
+
+    def others(self, found: FoundStore) -> Iterator[tuple[int, FoundStore]]:
+        """Yield the stores at the other endpoints, each with its distance from this one in the list."""
+        places = {endpoint: place for place, endpoint in enumerate(self.endpoints)}
+        here = places.get(found.endpoint, 0) if found.endpoint is not None else 0
+        for other in connect_each([endpoint for endpoint in self.endpoints if endpoint != found.endpoint]):
+            assert other.endpoint is not None
+            yield places[other.endpoint] - here, other
+
+    def node(self, node_id: str, found: FoundStore) -> Node:
+        """Describe this node for the others; ``found`` is the agents' store."""
+        return Node(
+            id=node_id,
+            agent=self.agent,
+            host=self.job.host or socket.gethostname(),
+            pid=os.getpid(),
+            processes=self.job.processes,
+            address=self.job.local_addr or found.address_here(),
+            role=self.job.role,
+            rank=self.node_rank,
+            hosts_store=found.server is not None,
+            can_host=self._can_host(),
+        )
+
+
+def plan_meeting(options: argparse.Namespace, job: JobPlan) -> MeetingPlan:
+    """Return how the nodes meet by the parsed flags. Contradictory flags end the program with status 2."""
+    nodes: NodeRange = options.nnodes
+    conf: dict[str, str] = options.rdzv_conf
+    is_static = job.kind == "static"
+    join = conf_seconds(conf, "timeout", STATIC_TIMEOUT_SECONDS) if is_static else JOIN_TIMEOUT_SECONDS
+    interval = max(0.05, conf_seconds(conf, "keep_alive_interval", KEEP_ALIVE_SECONDS))
+    lease = Lease(interval, interval * int(conf.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)))
+    return MeetingPlan(
+        job,
+        agent=os.urandom(8).hex(),
+        settings=Settings(nodes.least, nodes.most, options.max_restarts, options.on_partition),
+        lease=lease,
+        join=conf_seconds(conf, "join_timeout", join),
+        last_call=conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
+        endpoints=_endpoints(options, job),
+        find=None if is_static else _finder(options, job.run_id, lease),
+        place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {without_password(options.rdzv_endpoint)}",
+        is_host=options.node_rank == 0 if is_static else conf_is_host(conf),
+        node_rank=options.node_rank if is_static else None,
+    )
+
+
+def _endpoints(options: argparse.Namespace, job: JobPlan) -> tuple[Endpoint, ...]:
+    """Return the endpoints, at one of which an agent hosts the store; none where no agent does."""
+    if job.kind == "static":
+        return (Endpoint(job.master_addr, job.master_port),)
+    if options.rdzv_backend != "c10d":
+        return ()
+    try:
+        return tuple(parse_endpoints(options.rdzv_endpoint or "localhost:0"))
+    except ValueError as error:
+        refuse(options, f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
+
+
+def _finder(
+    options: argparse.Namespace, run_id: str, lease: Lease
+) -> Callable[[Callable[[], bool]], FoundStore] | None:
+    """Return the function that opens a store which no agent hosts; None where an agent hosts it."""
+    if options.rdzv_backend == "file":
+        return partial(share_file, options.rdzv_endpoint)
+    if options.rdzv_backend == "c10d":
+        return None
+    from procgroup.launch.nodes import server_rendezvous  # its clients are optional
+
+    try:
+        open_store, servers = server_rendezvous.opener(
+            options.rdzv_backend, options.rdzv_endpoint, options.rdzv_conf, run_id, lease.server_request_seconds
+        )
+    except ValueError as error:
+        options.parser.error(f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
+    return partial(use_server, open_store, servers)
