@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import world
-from procgroup.launch.ranks.die_with_parent import dying_with_this_process
+from procgroup.launch.ranks.rank_process import dying_with_this_process
 from two_hosts import Host
 
 _SECONDS_TO_START = 30.0

@@ -19,8 +19,7 @@ from procgroup.cluster.topology import format_cpus
 from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
 from procgroup.launch.hosted_store import ReservedPort, WorkerStore
 from procgroup.launch.job_plan import JobPlan
-from procgroup.launch.output import byte_mover
-from procgroup.launch.output.sinks import open_sinks
+from procgroup.launch.output.sinks import flush, move_bytes, open_sinks
 from procgroup.launch.program import CommandProgram, Round
 from procgroup.stores import addresses
 from procgroup.types import Endpoint
@@ -71,7 +70,7 @@ def show(text: str) -> int:
     """Write the text to stdout; return the exit status, 1 if it cannot be written."""
     sinks = open_sinks()
     sinks[0].put_lines(None, f"{text}\n".encode(errors="replace"))
-    byte_mover.flush(sinks, lambda seconds: byte_mover.move_bytes((), sinks, (), seconds), lambda: False)
+    flush(sinks, lambda seconds: move_bytes((), sinks, (), seconds), lambda: False)
     return int(sinks[0].has_failed)
 
 

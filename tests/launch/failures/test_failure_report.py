@@ -43,8 +43,8 @@ AFTER_EACH_OTHER = f"""
 PATIENT_LAUNCHER = """
 import sys
 from procgroup.__main__ import main
-from procgroup.launch.nodes import agent
-agent.REPORT_SECONDS = 20.0
+from procgroup.launch import one_node
+one_node.REPORT_SECONDS = 20.0
 sys.exit(main())
 """
 FAILS_ON_THE_LAST_RANK = """

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from procgroup.launch.ranks import hung_ranks
-from procgroup.launch.ranks.hung_ranks import HungRanks, process_state
+from procgroup.launch.ranks import rank_process
+from procgroup.launch.ranks.rank_process import HungRanks, process_state
 from waiting import stop
 
 
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     class Clock:
         now = 1000.0
 
-    monkeypatch.setattr(hung_ranks.time, "monotonic", lambda: Clock.now)
+    monkeypatch.setattr(rank_process.time, "monotonic", lambda: Clock.now)
     return Clock
 
 

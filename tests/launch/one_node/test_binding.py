@@ -12,7 +12,7 @@ import pytest
 from cluster.made_up_host import interleaved, server, write_topology
 from procgroup.cluster.topology import Topology, format_cpus
 from procgroup.launch.ranks.binding import bind
-from procgroup.launch.ranks.die_with_parent import dying_with_this_process
+from procgroup.launch.ranks.rank_process import dying_with_this_process
 from world import run_command
 
 SHOW = "import os; print(*sorted(os.sched_getaffinity(0)), 'threads', os.environ['OMP_NUM_THREADS'])"

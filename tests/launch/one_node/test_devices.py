@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from procgroup.launch import flags
-from procgroup.launch.ranks import devices
+from procgroup.launch.ranks.placement import choose_devices
 
 SHOW = "import os; print(os.environ['LOCAL_RANK'], os.environ.get('CUDA_VISIBLE_DEVICES'))"
 
@@ -16,7 +16,7 @@ SHOW = "import os; print(os.environ['LOCAL_RANK'], os.environ.get('CUDA_VISIBLE_
 def chosen(
     gpus: str, ranks: int, environment: Mapping[str, str], present: int = 8, *, one_each: bool = False
 ) -> list[dict[str, str]]:
-    found = devices.choose(flags.gpus(gpus), ranks, environment, present, has_one_each=one_each)
+    found = choose_devices(flags.gpus(gpus), ranks, environment, present, has_one_each=one_each)
     return [found.environment(rank) for rank in range(ranks)]
 
 

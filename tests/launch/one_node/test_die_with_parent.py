@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from procgroup.launch.ranks.die_with_parent import dying_with_this_process
+from procgroup.launch.ranks.rank_process import dying_with_this_process
 from world import run_command
 
 

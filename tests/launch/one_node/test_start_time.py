@@ -38,7 +38,8 @@ import sys
 from procgroup.launch import run
 options = run.flags.parse("procgroup run", ["--nproc-per-node", "2", sys.argv[1]])
 status = run.launch(options, [])
-slow = ["dataclasses", "inspect", "http", "ssl", "ctypes", "asyncio", "numpy", "procgroup.launch.nodes.meeting"]
+slow = ["dataclasses", "inspect", "http", "ssl", "ctypes", "asyncio", "numpy"]
+slow += ["procgroup.launch.nodes", "procgroup.stores"]
 print("imported", [name for name in slow if name in sys.modules], "status", status)
 """
 
@@ -49,3 +50,13 @@ def test_the_launcher_of_a_job_with_one_node_imports_no_module_that_is_slow_to_i
     (tmp_path / "empty.py").touch()
     done = run_command([sys.executable, "-c", ONE_NODE, str(tmp_path / "empty.py")])
     assert "imported [] status" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_launcher_of_a_job_with_one_node_imports_at_most_30_modules_of_procgroup(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").touch()
+    command = [sys.executable, "-X", "importtime", "-m", "procgroup", "run", "-n", "2", str(tmp_path / "empty.py")]
+    done = run_command(command)
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    imported = sorted(name for name in names if name.partition(".")[0] == "procgroup")
+    assert done.returncode == 0
+    assert 20 < len(imported) <= 30, imported

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from procgroup.launch.output.collapse import WINDOW_SECONDS, Collapser, CollapsingPrefixer
-from procgroup.launch.output.rank_ranges import parse_ranks
+from procgroup.launch.output.log_options import parse_ranks
 from procgroup.launch.output.sinks import Sink
 
 

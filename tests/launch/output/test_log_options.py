@@ -7,8 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from procgroup.launch.output import log_options
-from procgroup.launch.output.log_options import STDERR, STDOUT, LogOptions, Streams, fill_prefix, prefix_template
-from procgroup.launch.output.rank_ranges import format_ranks, parse_ranks
+from procgroup.launch.output.log_options import (
+    STDERR,
+    STDOUT,
+    LogOptions,
+    Streams,
+    fill_prefix,
+    format_ranks,
+    parse_ranks,
+    prefix_template,
+)
 
 
 @pytest.mark.parametrize(("text", "stdout", "stderr"), [("0", 0, 0), ("1", 1, 0), ("2", 0, 1), ("3", 1, 1)])

@@ -16,8 +16,7 @@ import procgroup
 from procgroup import _native
 from procgroup.launch.output import progress
 from procgroup.launch.output.progress import encode
-from procgroup.launch.output.progress_inbox import ProgressInbox, decode
-from procgroup.launch.output.status_line import describe
+from procgroup.launch.output.status_line import ProgressInbox, decode, describe
 from world import run
 
 

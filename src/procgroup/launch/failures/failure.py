@@ -10,14 +10,14 @@ from typing import Any
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.exit_reason import OWN, PEER, Origin
 from procgroup.launch.failures import evidence
-from procgroup.launch.failures.consequence import (
+from procgroup.launch.failures.error_file import ErrorRecord, origin_as_json, read_origin
+from procgroup.launch.failures.evidence import (
     EXCEPTION_LINE,
     exception_name,
     is_consequence,
     says_connection_lost,
     says_peer_lost,
 )
-from procgroup.launch.failures.error_file import ErrorRecord, origin_as_json, read_origin
 
 MAX_TEXT_BYTES = 16 * 1024
 """The largest evidence of a rank that is sent to other nodes."""

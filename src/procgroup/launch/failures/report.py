@@ -20,7 +20,7 @@ from procgroup.exit_reason import CALL
 from procgroup.launch.failures.error_file import pass_on
 from procgroup.launch.failures.evidence import TRACEBACK_HEADER
 from procgroup.launch.failures.failure import Failure
-from procgroup.launch.output.rank_ranges import format_ranks
+from procgroup.launch.output.log_options import format_ranks
 
 if TYPE_CHECKING:
     from procgroup.launch.output.job_output import JobOutput

@@ -17,8 +17,7 @@ from contextlib import suppress
 
 from procgroup.cluster.hosts import Host
 from procgroup.launch.hosts.agent_channel import MAX_LINE_BYTES, READY, Assignment, Ready
-from procgroup.launch.output.byte_mover import PipeReader
-from procgroup.launch.output.sinks import LinePrefixer, Sink
+from procgroup.launch.output.sinks import LinePrefixer, PipeReader, Sink
 
 _TAIL_BYTES = 4096
 _SSH_FAILED = 255

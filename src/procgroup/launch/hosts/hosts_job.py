@@ -22,10 +22,9 @@ from procgroup import __version__
 from procgroup.launch.deadlines import NextStep, shutdown_seconds
 from procgroup.launch.hosts.host_agent import HostAgent
 from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
-from procgroup.launch.output import byte_mover
-from procgroup.launch.output.sinks import open_sinks
+from procgroup.launch.output.sinks import flush, move_bytes, open_sinks
 from procgroup.launch.ranks.rank_process import describe_error
-from procgroup.launch.signals import SignalInbox, with_forwarded
+from procgroup.launch.supervisor import SignalInbox, with_forwarded
 
 MARGIN_SECONDS = 5.0
 """How much longer than its ranks an agent may take to end."""
@@ -191,7 +190,7 @@ class HostsJob:
         """Wait until data can be moved, ``wake`` can be read or an agent ends; then move the data."""
         streams = [stream for agent in self._living for stream in agent.streams]
         sinks = [*self._sinks, *(agent.channel for agent in self._living)]
-        byte_mover.move_bytes(streams, sinks, [wake, *(agent.descriptor for agent in self._living)], timeout)
+        move_bytes(streams, sinks, [wake, *(agent.descriptor for agent in self._living)], timeout)
 
     def _flush(self, inbox: SignalInbox) -> None:
         """Write all pending output."""
@@ -200,4 +199,4 @@ class HostsJob:
             self._heed(inbox)
             return self._received is not None
 
-        byte_mover.flush(self._sinks, lambda seconds: self._move_bytes(inbox.descriptor, seconds), was_interrupted)
+        flush(self._sinks, lambda seconds: self._move_bytes(inbox.descriptor, seconds), was_interrupted)

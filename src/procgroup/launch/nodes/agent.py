@@ -33,8 +33,7 @@ from procgroup.launch.nodes.announcer import Announcer, describe_waiting
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.meeting import Meeting
 from procgroup.launch.nodes.meeting_plan import MeetingPlan
-from procgroup.launch.signals import WakePipe
-from procgroup.launch.supervisor import Outcome, Supervisor
+from procgroup.launch.supervisor import Outcome, Supervisor, WakePipe
 
 if TYPE_CHECKING:
     from procgroup.launch.events import Events

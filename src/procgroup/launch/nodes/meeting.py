@@ -26,10 +26,9 @@ from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import Change
 from procgroup.launch.nodes.job_state import JobState
-from procgroup.launch.nodes.leases import Lease, Watcher
+from procgroup.launch.nodes.leases import PAUSE_SECONDS, Lease, StoreRequests, Watcher
 from procgroup.launch.nodes.meeting_plan import MeetingPlan
 from procgroup.launch.nodes.shared_state import SharedState, read_latest
-from procgroup.launch.nodes.store_requests import PAUSE_SECONDS, StoreRequests
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
 

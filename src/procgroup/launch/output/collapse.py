@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple
 
-from procgroup.launch.output.rank_ranges import format_ranks
+from procgroup.launch.output.log_options import format_ranks
 from procgroup.launch.output.sinks import LinePrefixer, Sink, redraws
 
 WINDOW_SECONDS = 0.2

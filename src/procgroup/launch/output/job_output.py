@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.environ import NO_COLOR, TERM
-from procgroup.launch.output import byte_mover
-from procgroup.launch.output.byte_mover import PipeReader
-from procgroup.launch.output.collapse import Collapser, CollapsingPrefixer
 from procgroup.launch.output.log_files import (
     JobDirectory,
     LineFilter,
@@ -27,11 +24,11 @@ from procgroup.launch.output.log_files import (
     make_private_directory,
 )
 from procgroup.launch.output.log_options import STDERR, STDOUT, LogOptions, Streams, fill_prefix, prefix_template
-from procgroup.launch.output.sinks import LinePrefixer, Sink, open_sinks
-from procgroup.launch.output.status_line import StatusLine
+from procgroup.launch.output.sinks import LinePrefixer, PipeReader, Sink, flush, move_bytes, open_sinks
 
 if TYPE_CHECKING:
-    from procgroup.launch.output.progress_inbox import ProgressInbox
+    from procgroup.launch.output.collapse import Collapser
+    from procgroup.launch.output.status_line import ProgressInbox, StatusLine
 
 COLLAPSED_FROM_RANKS = 9
 """The smallest number of ranks for which equal lines are printed once on a terminal. Files and pipes get every line,
@@ -104,8 +101,8 @@ class JobOutput:
         made.
         """
         self.sinks: tuple[Sink, Sink] = sinks or open_sinks()
-        self.status: StatusLine = StatusLine(self.sinks[STDERR])
-        self.progress: ProgressInbox | None = _open_progress() if self.status.is_shown or needs_progress else None
+        self.status: StatusLine | None = _open_status(self.sinks[STDERR])
+        self.progress: ProgressInbox | None = _open_progress() if self.status or needs_progress else None
         self.last_reports: dict[int, float] = {}
         self._options = options
         self._place = Place()
@@ -130,7 +127,8 @@ class JobOutput:
     @property
     def due(self) -> float | None:
         """The time of the next ``tick``, in monotonic seconds; None when nothing is held."""
-        times = [self.status.due, *(collapser.due for collapser in self._collapsers.values())]
+        times = [collapser.due for collapser in self._collapsers.values()]
+        times += [self.status.due] if self.status is not None else []
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -143,7 +141,8 @@ class JobOutput:
         now = time.monotonic()
         for collapser in self._collapsers.values():
             collapser.show_due(now)
-        self.status.show_due(now)
+        if self.status is not None:
+            self.status.show_due(now)
 
     def begin_attempt(self, attempt: int, ranks: Sequence[int], place: Place) -> None:
         """Make the directories for the next start of these global ranks; print their place the first time.
@@ -164,7 +163,11 @@ class JobOutput:
             self.say(f"logs are kept in {self._job.path}")
         self._has_begun = True
         self._filtered = [self._open_filtered(stream) for stream in (STDOUT, STDERR)]
-        self._collapsers = {sink: Collapser(sink, len(ranks)) for sink in self.sinks if self._collapses(sink, ranks)}
+        self._collapsers = {}
+        if collapsing := [sink for sink in self.sinks if self._collapses(sink, ranks)]:
+            from procgroup.launch.output.collapse import Collapser  # for many ranks on a terminal
+
+            self._collapsers = {sink: Collapser(sink, len(ranks)) for sink in collapsing}
 
     def of_rank(self, rank: int, local_rank: int) -> RankOutput:
         """Return the destinations of a rank's output in this attempt."""
@@ -179,7 +182,8 @@ class JobOutput:
         if self.progress is not None:
             reports = self.progress.take()
             self.last_reports.update(dict.fromkeys(reports, time.monotonic()))
-            self.status.report(reports)
+            if self.status is not None:
+                self.status.report(reports)
 
     def move_bytes(self, streams: Iterable[PipeReader], wake: Iterable[int], timeout: float | None) -> None:
         """Read from the ranks and write to the outputs as soon as possible; a readable ``wake`` ends the wait."""
@@ -187,13 +191,13 @@ class JobOutput:
         if (due := self.due) is not None:
             left = max(0.0, due - time.monotonic())
             timeout = left if timeout is None else min(timeout, left)
-        byte_mover.move_bytes(streams, self.sinks, wake, timeout, reports)
+        move_bytes(streams, self.sinks, wake, timeout, reports)
         self.tick()
 
     def flush(self, streams: Sequence[PipeReader], wake: int, was_interrupted: Callable[[], bool]) -> None:
         """Write all pending output; return early once a signal has come and the output is not read."""
         self.finish()
-        byte_mover.flush(self.sinks, lambda seconds: self.move_bytes(streams, [wake], seconds), was_interrupted)
+        flush(self.sinks, lambda seconds: self.move_bytes(streams, [wake], seconds), was_interrupted)
 
     def say(self, text: str) -> None:
         """Print one line of the launcher on stderr."""
@@ -207,7 +211,8 @@ class JobOutput:
         """Print all held lines and remove the status line; the ranks of this attempt have ended."""
         for collapser in self._collapsers.values():
             collapser.flush()
-        self.status.clear()
+        if self.status is not None:
+            self.status.clear()
 
     def _job_directory(self, run_id: str) -> JobDirectory | None:
         """Return the directory of the job's files: the log directory, or a temporary one for the error files."""
@@ -244,6 +249,8 @@ class JobOutput:
         prefix = _coloured(prefix, rank) if _is_coloured(sink) else prefix
         own_prefix = f"[rank{rank}]:"  # of torch's log, and with a blank of the lines of an uncaught exception
         if sink in self._collapsers:
+            from procgroup.launch.output.collapse import CollapsingPrefixer
+
             return CollapsingPrefixer(prefix, self._collapsers[sink], rank, own_prefix)
         return LinePrefixer(prefix, sink, own_prefix)
 
@@ -288,8 +295,17 @@ class JobOutput:
             self.say(f"{path} is no longer written: {error.strerror}; further logs that fail are not reported")
 
 
+def _open_status(sink: Sink) -> StatusLine | None:
+    """Return the status line of a terminal that can erase it again; None for another sink."""
+    if not sink.is_terminal or TERM.get() == "dumb":
+        return None
+    from procgroup.launch.output.status_line import StatusLine
+
+    return StatusLine(sink)
+
+
 def _open_progress() -> ProgressInbox | None:
-    from procgroup.launch.output.progress_inbox import ProgressInbox  # on a terminal only
+    from procgroup.launch.output.status_line import ProgressInbox  # on a terminal only
 
     try:
         return ProgressInbox()

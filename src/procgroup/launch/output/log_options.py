@@ -6,12 +6,11 @@ Each function reads the value of one flag. It raises ValueError, which shows an 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from procgroup.environ import TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
-from procgroup.launch.output.rank_ranges import parse_ranks
 
 STDOUT, STDERR = 0, 1
 """The streams of a rank, as indices."""
@@ -143,3 +142,31 @@ def collapse(text: str) -> str:
     if text not in ("auto", "always", "never"):
         raise ValueError(f"expected auto, always or never, got {text!r}")
     return text
+
+
+_MOST_DIGITS = 6
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Return "0, 2, 5-9": sorted, with three consecutive ranks or more as a range."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans)
+
+
+def parse_ranks(text: str) -> frozenset[int]:
+    """Read "0,3-5" as {0, 3, 4, 5}. Raises ValueError, which shows the text, for anything else."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        bounds = (first, last if dash else first)
+        if not all(bound.isascii() and bound.isdigit() and len(bound) <= _MOST_DIGITS for bound in bounds):
+            raise ValueError(f"expected ranks such as 0,3-5, got {text!r}")
+        if int(bounds[0]) > int(bounds[1]):
+            raise ValueError(f"expected the smaller rank first, got {part.strip()!r} in {text!r}")
+        ranks.update(range(int(bounds[0]), int(bounds[1]) + 1))
+    return frozenset(ranks)

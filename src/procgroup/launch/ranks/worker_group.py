@@ -29,7 +29,7 @@ from procgroup.launch.ranks.rank_process import RankPlan, RankProcess, Stream, d
 
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
-    from procgroup.launch.ranks.hung_ranks import HungRanks
+    from procgroup.launch.ranks.rank_process import HungRanks
 
 
 class WorkerGroup:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -20,8 +21,9 @@ from typing import Any, NamedTuple
 from procgroup import errors  # noqa: F401 - exit_reason needs it
 from procgroup.exit_reason import Origin
 from procgroup.launch.failures.error_file import ErrorRecord, record_of
-from procgroup.launch.ranks.die_with_parent import die_with_parent, die_with_writer
 from procgroup.process_end import note_exception
+
+_PR_SET_PDEATHSIG = 1
 
 MAX_TEXT_BYTES = 7 * 1024
 """The largest message, and the largest traceback, that is sent: multiprocessing writes 16 KiB at once."""
@@ -88,3 +90,33 @@ def receive_report(connection: Connection) -> Report | None:
         return Report(float(raised_at), ErrorRecord(message, traceback, origin=origin))
     except (EOFError, OSError, ValueError):
         return None
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; if that has happened already, end now."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_writer(pipe: int) -> None:
+    """Have the kernel kill this process when a pipe has no writer left; if it has none already, end now.
+
+    For a process that ends with another process than its parent. Read everything in the pipe first: data that is
+    written later kills this process, too.
+    """
+    import fcntl
+    import select
+
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | fcntl.FASYNC)
+    watched = select.poll()
+    watched.register(pipe, select.POLLIN)
+    if watched.poll(0):
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from procgroup.launch.hosted_store import ReservedPort
-from procgroup.launch.ranks.die_with_parent import dying_with_this_process
+from procgroup.launch.ranks.rank_process import dying_with_this_process
 from procgroup.launch.submit.ray import add_rank_flags, check_rank_flags
 
 _PLACE_SECONDS = 60.0
