@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from procgroup.cluster.addresses import without_password
 from procgroup.cluster.topology import format_cpus
 from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
+from procgroup.launch.deadlines import RESOLVE_SECONDS
 from procgroup.launch.hosted_store import ReservedPort, WorkerStore
 from procgroup.launch.job_plan import JobPlan
 from procgroup.launch.output.sinks import flush, move_bytes, open_sinks
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from procgroup.launch.nodes.meeting_plan import MeetingPlan
 
 _AT_START = "assigned at start"
-_RESOLVE_SECONDS = 5.0
 
 _SIZES = ("nnodes", "nproc_per_node")
 _PLACES = ("rdzv_endpoint", "local_addr", "master_addr")
@@ -200,7 +200,7 @@ class _Probe(NamedTuple):
 def _probe(endpoint: Endpoint) -> _Probe:
     """Try to bind an address, and release it."""
     problem = "its name has no address"
-    for address in addresses.resolve(endpoint.host, _RESOLVE_SECONDS):
+    for address in addresses.resolve(endpoint.host, RESOLVE_SECONDS):
         try:
             ReservedPort(address, endpoint.port).close()
         except OSError as error:

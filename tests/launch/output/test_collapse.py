@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from procgroup.launch.output.collapse import WINDOW_SECONDS, Collapser, CollapsingPrefixer
+from procgroup.launch.deadlines import COLLAPSE_SECONDS
+from procgroup.launch.output.collapse import Collapser, CollapsingPrefixer
 from procgroup.launch.output.log_options import parse_ranks
 from procgroup.launch.output.sinks import Sink
 
@@ -48,7 +49,7 @@ def test_a_line_that_some_ranks_write_is_shown_after_a_moment(shown: Shown) -> N
     shown.ranks[0].feed(b"a\n")
     shown.ranks[2].feed(b"a\n")
     due = shown.collapser.due
-    assert due is not None and due <= time.monotonic() + WINDOW_SECONDS
+    assert due is not None and due <= time.monotonic() + COLLAPSE_SECONDS
     shown.collapser.show_due(due - 0.001)
     assert shown.lines() == []
     shown.collapser.show_due(due)
@@ -92,7 +93,7 @@ def test_no_line_is_lost_and_none_of_a_rank_s_changes_its_place(seed: int) -> No
         written[rank] += lines
         shown.ranks[rank].feed("".join(f"{line}\n" for line in lines).encode())
         if chance.random() < 0.1:
-            shown.collapser.show_due(time.monotonic() + WINDOW_SECONDS * chance.random())
+            shown.collapser.show_due(time.monotonic() + COLLAPSE_SECONDS * chance.random())
     shown.collapser.flush()
     found: list[list[str]] = [[] for _ in shown.ranks]
     for line in shown.lines():

@@ -19,15 +19,12 @@ import time
 from collections.abc import Sequence
 
 from procgroup import __version__
-from procgroup.launch.deadlines import NextStep, shutdown_seconds
+from procgroup.launch.deadlines import MARGIN_SECONDS, NextStep, shutdown_seconds
 from procgroup.launch.hosts.host_agent import HostAgent
 from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
 from procgroup.launch.output.sinks import flush, move_bytes, open_sinks
 from procgroup.launch.ranks.rank_process import describe_error
 from procgroup.launch.supervisor import SignalInbox, with_forwarded
-
-MARGIN_SECONDS = 5.0
-"""How much longer than its ranks an agent may take to end."""
 
 
 def run_on_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:

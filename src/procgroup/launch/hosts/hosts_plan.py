@@ -21,14 +21,12 @@ from procgroup.environ import (
     PROCGROUP_STORE_KEY,
 )
 from procgroup.errors import SshError
+from procgroup.launch.deadlines import HOSTS_JOIN_SECONDS
 from procgroup.launch.flags import NodeRange
 from procgroup.launch.hosts.agent_channel import Assignment
 from procgroup.launch.hosts.ssh import Ssh, local_command, remote_command
 from procgroup.launch.nodes.endpoints import parse_endpoints, source_address
 from procgroup.types import Endpoint
-
-JOIN_SECONDS = 60
-"""How long the started agents may take to meet, without join_timeout in --rdzv-conf."""
 
 EXPORTED_PREFIXES = ("PROCGROUP_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TORCH_", "JAX_", "XLA_", "PYTHON")
 """Variables whose names begin so are exported without --export."""
@@ -183,7 +181,7 @@ def _shared_flags(options: argparse.Namespace, hosts: int) -> list[str]:
         for name, text in options.texts.items()
         if options.sources[name] != "default" and name not in _NOT_PASSED_ON and getattr(options, name) is not False
     ]
-    conf = ",".join(filter(None, [f"join_timeout={JOIN_SECONDS}", options.texts["rdzv_conf"]]))
+    conf = ",".join(filter(None, [f"join_timeout={HOSTS_JOIN_SECONDS}", options.texts["rdzv_conf"]]))
     name = options.rdzv_id or secrets.token_hex(8)
     return [f"--nnodes={hosts}", "--rdzv-backend=c10d", f"--rdzv-id={name}", f"--rdzv-conf={conf}", *given]
 

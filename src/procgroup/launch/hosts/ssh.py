@@ -15,17 +15,10 @@ from collections.abc import Mapping, Sequence
 
 from procgroup.cluster.hosts import Host
 from procgroup.errors import SshError
-
-CONNECT_SECONDS = 15
-"""How long ssh may take to connect, unless its configuration says so."""
-
-ALIVE_SECONDS = 5
-"""The silence after which ssh probes the host; after three probes it ends. Unless its configuration says so."""
+from procgroup.launch.deadlines import SSH_ALIVE_SECONDS, SSH_CONNECT_SECONDS, SSH_QUERY_SECONDS
 
 AGENT_MODULE = "procgroup.launch.hosts.remote_agent"
 """The module that runs on each host."""
-
-_QUERY_SECONDS = 10.0
 
 
 class Ssh:
@@ -65,9 +58,9 @@ class Ssh:
         """Return the command that runs ``remote_command``, a line for the host's shell, on a host."""
         added = ["-T", "-o", "BatchMode=yes"]
         if settings.get("connecttimeout", "none") in ("none", "0"):
-            added += ["-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+            added += ["-o", f"ConnectTimeout={SSH_CONNECT_SECONDS}"]
         if settings.get("serveraliveinterval", "0") == "0":
-            added += ["-o", f"ServerAliveInterval={ALIVE_SECONDS}"]
+            added += ["-o", f"ServerAliveInterval={SSH_ALIVE_SECONDS}"]
         return [*self._words, *added, "--", host.name, remote_command]
 
 
@@ -85,9 +78,9 @@ def remote_command(python: str, arguments: Sequence[str], python_path: str) -> s
 
 def _answer(host: Host, query: subprocess.Popen[str]) -> dict[str, str]:
     try:
-        said, complaint = query.communicate(timeout=_QUERY_SECONDS)
+        said, complaint = query.communicate(timeout=SSH_QUERY_SECONDS)
     except subprocess.TimeoutExpired:
-        raise SshError(f"{host.name}: ssh -G has not answered within {_QUERY_SECONDS:g} s") from None
+        raise SshError(f"{host.name}: ssh -G has not answered within {SSH_QUERY_SECONDS:g} s") from None
     if query.returncode:
         raise SshError(f"{host.name}: {complaint.strip() or f'ssh -G ended with status {query.returncode}'}")
     pairs = (line.partition(" ") for line in said.splitlines())

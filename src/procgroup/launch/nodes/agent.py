@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from procgroup.launch.deadlines import REPORT_SECONDS, RESTART_REPORT_SECONDS
+from procgroup.launch.deadlines import RECOVERY_SECONDS, REPORT_SECONDS, RESTART_REPORT_SECONDS, SETTLE_SECONDS
 from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.announcer import Announcer, describe_waiting
 from procgroup.launch.nodes.job_state import JobState
@@ -38,12 +38,6 @@ from procgroup.launch.supervisor import Outcome, Supervisor, WakePipe
 if TYPE_CHECKING:
     from procgroup.launch.events import Events
     from procgroup.launch.failures.failure import Failure
-
-SETTLE_SECONDS = 3.0
-"""How long an agent that leaves tries to write its departure to the store."""
-
-RECOVERY_SECONDS = 1.5
-"""How long an agent waits for further nodes before a round after the store was lost."""
 
 
 class Loss(NamedTuple):

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import time
 
+from procgroup.launch.deadlines import WAIT_REPEAT_SECONDS, WAIT_REPORT_SECONDS
 from procgroup.launch.nodes import quorum
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.output.job_output import JobOutput
-
-WAIT_REPORT_SECONDS = 5.0
-"""After how many seconds an agent prints which nodes it waits for; it repeats the line once a minute."""
-
-_REPEAT_SECONDS = 60.0
 
 
 class Announcer:
@@ -54,7 +50,7 @@ class Announcer:
     def wait_for_nodes(self, state: JobState | None, place: str) -> None:
         """Print which nodes, or which store at ``place``, this node waits for, once it has waited for a while."""
         if self.waited() >= self._next_report and (state is None or not quorum.can_begin(state)):
-            self._next_report = self.waited() + _REPEAT_SECONDS
+            self._next_report = self.waited() + WAIT_REPEAT_SECONDS
             self._output.say(f"waiting: {describe_waiting(state, place)}")
 
 

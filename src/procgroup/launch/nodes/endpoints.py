@@ -22,6 +22,14 @@ from typing import NamedTuple
 
 from procgroup.cluster.addresses import parse_endpoint
 from procgroup.errors import DistNetworkError, StoreLost
+from procgroup.launch.deadlines import (
+    ENDPOINT_CONNECT_SECONDS,
+    ENDPOINT_PAUSE_SECONDS,
+    ENDPOINT_REPORT_SECONDS,
+    FOREIGN_SECONDS,
+    HANDSHAKE_SECONDS,
+    TAKEOVER_SECONDS,
+)
 from procgroup.launch.output.sinks import say
 from procgroup.stores import addresses
 from procgroup.stores.store import Store
@@ -31,20 +39,12 @@ from procgroup.types import Endpoint
 DEFAULT_PORT = 29400
 """The port of an endpoint without one; it is torchrun's."""
 
-TAKEOVER_SECONDS = 1.0
-"""How long an endpoint may be silent before the owner of the next one hosts the store."""
 
-_CONNECT_SECONDS = 0.75
-_HANDSHAKE_SECONDS = 1.0
-# For how long a foreign program at an endpoint is no error yet: it may be about to end.
-_FOREIGN_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_PREFIXES = ("127.", "::1")
 # Parts of the error of a store's client whose server has not answered in time: a stopped or ending process may still
 # listen. Any other error means that the program there is no store.
 _NO_ANSWER = ("has timed out", "says nothing")
-_PAUSE_SECONDS = 0.1
-_SAY_SECONDS = 3.0
 
 
 class FoundStore(NamedTuple):
@@ -77,7 +77,7 @@ class FoundStore(NamedTuple):
         if self.server is not None:
             deadline = time.monotonic() + seconds
             while self.server.procgroup_clients and time.monotonic() < deadline:
-                time.sleep(_PAUSE_SECONDS / 10)
+                time.sleep(ENDPOINT_PAUSE_SECONDS / 10)
             self.server.close()
 
 
@@ -121,22 +121,22 @@ def find_store(
         try:
             found = found or next(connect_each(endpoints), None)
         except DistNetworkError:
-            if waited >= _FOREIGN_SECONDS:
+            if waited >= FOREIGN_SECONDS:
                 raise
         found = found or hosting()
         if found is not None:
             return found
         if stops():
             raise DistNetworkError(f"no agent hosts the store at {', '.join(map(str, endpoints))}")
-        if waited >= _SAY_SECONDS and not names_are_checked:
+        if waited >= ENDPOINT_REPORT_SECONDS and not names_are_checked:
             names_are_checked = True
             _say_unknown_names(endpoints)
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(ENDPOINT_PAUSE_SECONDS)
 
 
 def _say_unknown_names(endpoints: Sequence[Endpoint]) -> None:
     for endpoint in endpoints:
-        if not addresses.resolve(endpoint.host, _CONNECT_SECONDS):
+        if not addresses.resolve(endpoint.host, ENDPOINT_CONNECT_SECONDS):
             say(f"the host name {endpoint.host} has no address here yet: check its spelling, or give an address")
 
 
@@ -147,7 +147,7 @@ def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
     """
     for endpoint in _answering(endpoints):
         try:
-            store = TCPStore(endpoint.host, endpoint.port, timeout=_HANDSHAKE_SECONDS, wait_for_workers=False)
+            store = TCPStore(endpoint.host, endpoint.port, timeout=HANDSHAKE_SECONDS, wait_for_workers=False)
         except DistNetworkError as error:
             if not any(words in str(error) for words in _NO_ANSWER):
                 raise
@@ -166,8 +166,8 @@ def _answering(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
 
 
 def _answers(endpoint: Endpoint) -> bool:
-    for address in addresses.resolve(endpoint.host, _CONNECT_SECONDS):
-        with suppress(OSError), socket.create_connection((address, endpoint.port), _CONNECT_SECONDS):
+    for address in addresses.resolve(endpoint.host, ENDPOINT_CONNECT_SECONDS):
+        with suppress(OSError), socket.create_connection((address, endpoint.port), ENDPOINT_CONNECT_SECONDS):
             return True
     return False
 
@@ -210,7 +210,7 @@ def use_server(open_store: Callable[[], Store], servers: Sequence[Endpoint], sto
 
     The first error is printed once. Raises DistNetworkError once ``stops()`` returns True.
     """
-    say_at = time.monotonic() + _SAY_SECONDS
+    say_at = time.monotonic() + ENDPOINT_REPORT_SECONDS
     while True:
         try:
             return FoundStore(open_store(), _outward(servers), None, is_on_server=True)
@@ -220,7 +220,7 @@ def use_server(open_store: Callable[[], Store], servers: Sequence[Endpoint], sto
             if time.monotonic() >= say_at:
                 say_at = math.inf
                 say(f"cannot reach the agents' store yet: {error}")
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(ENDPOINT_PAUSE_SECONDS)
 
 
 def _outward(servers: Sequence[Endpoint]) -> Endpoint:
@@ -249,4 +249,4 @@ def _has_port(part: str) -> bool:
 
 def source_address(endpoint: Endpoint) -> str:
     """Return this host's address on the route to an endpoint; the loopback address where there is no route."""
-    return addresses.source_address(endpoint.host, endpoint.port, _CONNECT_SECONDS) or _LOOPBACK
+    return addresses.source_address(endpoint.host, endpoint.port, ENDPOINT_CONNECT_SECONDS) or _LOOPBACK

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from procgroup.errors import DistStoreError, StoreLost, StoreTimeout
+from procgroup.launch.deadlines import REQUEST_PAUSE_SECONDS
 from procgroup.launch.nodes.job_state import JobState, Node
 
 _WATCHED = 8
@@ -143,8 +144,6 @@ class _Watched:
         return time.monotonic() - self._since < lease.seconds / 2
 
 
-PAUSE_SECONDS = 0.02
-
 _ATTEMPTS = 3
 
 
@@ -183,7 +182,7 @@ class StoreRequests:
                     raise
                 if self._closing.is_set() or (attempts >= _ATTEMPTS and self._is_late()):
                     raise DistStoreError(self._silence(error)) from None
-            self._closing.wait(PAUSE_SECONDS)
+            self._closing.wait(REQUEST_PAUSE_SECONDS)
 
     def _is_late(self) -> bool:
         """Return whether one more attempt could end too late to end this agent's ranks in time."""

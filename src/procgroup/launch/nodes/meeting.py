@@ -22,21 +22,22 @@ from contextlib import suppress
 from functools import partial
 
 from procgroup.errors import DistError, DistStoreError, JobConflict, JobEnded, StoreLost, StoreTimeout
+from procgroup.launch.deadlines import (
+    AGENTS_LINGER_SECONDS,
+    ELSEWHERE_SECONDS,
+    LOOK_ELSEWHERE_SECONDS,
+    MEETING_CLOSE_SECONDS,
+    REQUEST_PAUSE_SECONDS,
+)
 from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import Change
 from procgroup.launch.nodes.job_state import JobState
-from procgroup.launch.nodes.leases import PAUSE_SECONDS, Lease, StoreRequests, Watcher
+from procgroup.launch.nodes.leases import Lease, StoreRequests, Watcher
 from procgroup.launch.nodes.meeting_plan import MeetingPlan
 from procgroup.launch.nodes.shared_state import SharedState, read_latest
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
-
-_CLOSE_SECONDS = 2.0
-_ELSEWHERE_SECONDS = 1.0
-_LOOK_ELSEWHERE_SECONDS = 5.0
-# How long an agent that hosts the store waits until the others have read how the job ended.
-_LINGER_SECONDS = 10.0
 
 
 class Meeting:
@@ -108,7 +109,7 @@ class Meeting:
         """Wait until the others have ended their ranks where this agent hosts the store, at most so many seconds."""
         deadline = time.monotonic() + seconds
         while self._is_moving() and time.monotonic() < deadline and not self.lost:
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(REQUEST_PAUSE_SECONDS)
         self._has_handed_over = self._found is not None and self._known is not None and self._known.is_moving
 
     def _is_moving(self) -> bool:
@@ -122,17 +123,17 @@ class Meeting:
 
     def close(self) -> None:
         """End the threads and close the store; the other agents then know that this one has ended. Idempotent."""
-        deadline = time.monotonic() + _CLOSE_SECONDS
+        deadline = time.monotonic() + MEETING_CLOSE_SECONDS
         self._closing.set()
         self._changes.put(lambda state: None)
         self._joined.set()
         # Closing the connections ends a thread that waits for a store which does not answer.
-        self._threads[0].join(0.0 if self.lost else _CLOSE_SECONDS)
+        self._threads[0].join(0.0 if self.lost else MEETING_CLOSE_SECONDS)
         if self._found is not None:
             leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
-            self._found.close_after_clients(0.0 if leaves_at_once else _LINGER_SECONDS)
+            self._found.close_after_clients(0.0 if leaves_at_once else AGENTS_LINGER_SECONDS)
         for thread in self._threads:
-            thread.join(max(PAUSE_SECONDS, deadline - time.monotonic()))
+            thread.join(max(REQUEST_PAUSE_SECONDS, deadline - time.monotonic()))
 
     def _guarded(self, serve: Callable[[], None]) -> None:
         try:
@@ -225,7 +226,9 @@ class Meeting:
             except StoreLost:
                 if not self._requests.is_on_server:
                     raise
-                self._closing.wait(PAUSE_SECONDS)  # the requests of the other thread decide when the store is lost
+                self._closing.wait(
+                    REQUEST_PAUSE_SECONDS
+                )  # the requests of the other thread decide when the store is lost
 
     def _apply(self, change: Change) -> None:
         """Change the state, as soon as the store answers."""
@@ -265,7 +268,7 @@ class Meeting:
             return
         with suppress(DistError):
             self.moves = any(self._is_better(place, other, state) for place, other in self._plan.others(found))
-        pause = _LOOK_ELSEWHERE_SECONDS if quorum.is_active(state) else 0.0
+        pause = LOOK_ELSEWHERE_SECONDS if quorum.is_active(state) else 0.0
         self._looks_elsewhere_at = time.monotonic() + pause
         if self.moves:
             raise DistStoreError("more of the other nodes have met at another endpoint")
@@ -273,7 +276,7 @@ class Meeting:
     def _is_better(self, place: int, other: FoundStore, mine: JobState) -> bool:
         """Return whether to move to another store, ``place`` entries further in the list of endpoints; close it."""
         try:
-            store = PrefixStore(f"agents/{self._plan.job.run_id}", other.store.with_timeout(_ELSEWHERE_SECONDS))
+            store = PrefixStore(f"agents/{self._plan.job.run_id}", other.store.with_timeout(ELSEWHERE_SECONDS))
             theirs = read_latest(store)
         except (DistError, ValueError):
             return False

@@ -19,6 +19,13 @@ from functools import partial
 from typing import NamedTuple
 
 from procgroup.cluster.addresses import without_password
+from procgroup.launch.deadlines import (
+    JOIN_TIMEOUT_SECONDS,
+    KEEP_ALIVE_ATTEMPTS,
+    KEEP_ALIVE_SECONDS,
+    LAST_CALL_SECONDS,
+    STATIC_TIMEOUT_SECONDS,
+)
 from procgroup.launch.flags import NodeRange, conf_is_host, conf_seconds, refuse
 from procgroup.launch.job_plan import JobPlan
 from procgroup.launch.nodes.endpoints import (
@@ -33,12 +40,6 @@ from procgroup.launch.nodes.job_state import Node, Settings
 from procgroup.launch.nodes.leases import Lease
 from procgroup.stores import addresses
 from procgroup.types import Endpoint
-
-STATIC_TIMEOUT_SECONDS = 900.0
-JOIN_TIMEOUT_SECONDS = 600.0
-LAST_CALL_SECONDS = 30.0
-KEEP_ALIVE_SECONDS = 1.0
-KEEP_ALIVE_ATTEMPTS = 5
 
 
 class MeetingPlan(NamedTuple):

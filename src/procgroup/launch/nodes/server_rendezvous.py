@@ -11,12 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from procgroup.environ import PROCGROUP_RDZV_PASSWORD
+from procgroup.launch.deadlines import SERVER_CONNECT_SECONDS
 from procgroup.launch.nodes.endpoints import parse_endpoints, parse_only_endpoint
 from procgroup.stores.store import Store
 from procgroup.types import Endpoint
-
-CONNECT_SECONDS = 5.0
-"""How long one attempt to connect may take."""
 
 _ETCD_PORT = 2379
 _REDIS_PORT = 6379
@@ -51,10 +49,10 @@ def opener(
 def _open_redis(url: str, prefix: str, options: Mapping[str, Any]) -> Store:
     from procgroup.stores.redis import RedisStore
 
-    return RedisStore(url, prefix, CONNECT_SECONDS, **options)
+    return RedisStore(url, prefix, SERVER_CONNECT_SECONDS, **options)
 
 
 def _open_etcd(servers: list[str], prefix: str, options: Mapping[str, Any]) -> Store:
     from procgroup.stores.etcd import EtcdStore
 
-    return EtcdStore(servers, prefix, CONNECT_SECONDS, **options)
+    return EtcdStore(servers, prefix, SERVER_CONNECT_SECONDS, **options)

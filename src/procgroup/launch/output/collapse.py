@@ -1,7 +1,7 @@
 """Print a line that many ranks write at about the same time once: "[ranks 0-63] (x64) epoch 3 begins".
 
 Words: a *run* is one such line, with the ranks that have written it so far. Runs are printed in the order in which they
-began: when all ranks have joined, or after WINDOW_SECONDS. A rank joins a run only when the run began later than the
+began: when all ranks have joined, or after COLLAPSE_SECONDS. A rank joins a run only when the run began later than the
 last one that the rank has joined, so the lines of one rank keep their order::
 
     rank 0:  a  b  c        runs:  a {0, 1}   b {0, 1}   x {1}   c {0, 1}
@@ -17,11 +17,9 @@ from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple
 
+from procgroup.launch.deadlines import COLLAPSE_SECONDS
 from procgroup.launch.output.log_options import format_ranks
 from procgroup.launch.output.sinks import LinePrefixer, Sink, redraws
-
-WINDOW_SECONDS = 0.2
-"""How long a line waits for other ranks to write the same."""
 
 _MAX_HELD_BYTES = 256 * 1024
 # The memory of a run besides its line, so that the number of short lines is bounded, too.
@@ -78,7 +76,7 @@ class Collapser:
             self._show_first()
 
     def _begin(self, prefix: bytes, line: bytes) -> _Run:
-        run = _Run(self._begun, prefix, line, [], time.monotonic() + WINDOW_SECONDS)
+        run = _Run(self._begun, prefix, line, [], time.monotonic() + COLLAPSE_SECONDS)
         self._begun += 1
         self._held_bytes += len(line) + _RUN_BYTES
         self._runs.append(run)

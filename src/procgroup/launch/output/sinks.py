@@ -27,6 +27,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
+from procgroup.launch.deadlines import FLUSH_SECONDS
+
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown as several lines, so that one rank cannot fill the launcher's memory."""
 
@@ -253,9 +255,6 @@ def _character_boundary(text: bytearray, end: int) -> int:
             return cut
     return end
 
-
-FLUSH_SECONDS = 1.0
-"""How long to try, after a signal, to write output that its reader does not read."""
 
 _PENDING_BYTES = 1 << 20
 _READ_BYTES = 64 * 1024

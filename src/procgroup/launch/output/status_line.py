@@ -9,14 +9,9 @@ import struct
 import time
 from collections.abc import Mapping
 
+from procgroup.launch.deadlines import STATUS_DELAY_SECONDS, STATUS_INTERVAL_SECONDS
 from procgroup.launch.output.progress import MAX_NAME_CHARACTERS, MAX_TEXT_CHARACTERS, MAX_VALUES, as_word
 from procgroup.launch.output.sinks import Sink
-
-DELAY_SECONDS = 1.0
-"""A job that ends sooner shows no status line."""
-
-INTERVAL_SECONDS = 0.5
-"""The least time between two changes of the line."""
 
 
 class StatusLine:
@@ -24,7 +19,7 @@ class StatusLine:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._next_time = time.monotonic() + DELAY_SECONDS
+        self._next_time = time.monotonic() + STATUS_DELAY_SECONDS
         self._text = self._drawn = ""
         self._counts = (0, 0, 0)
         self._reports: dict[int, Mapping[str, int | float | str]] = {}
@@ -48,7 +43,7 @@ class StatusLine:
 
     def show_due(self, now: float) -> None:
         if self.due is not None and self.due <= now:
-            self._drawn, self._next_time = self._text, now + INTERVAL_SECONDS
+            self._drawn, self._next_time = self._text, now + STATUS_INTERVAL_SECONDS
             self._sink.show_status(self._text)
 
     def clear(self) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from procgroup import _native
 from procgroup.environ import PROCGROUP_NOTICE
+from procgroup.launch.deadlines import HANG_LOOK_SECONDS, HANG_REPORT_SECONDS
 from procgroup.launch.output.job_output import RankOutput, StreamOutput
 from procgroup.launch.output.sinks import PipeReader
 
@@ -192,12 +193,6 @@ def describe_error(error: OSError) -> str:
     return f"this process may have no more than {limit} open files; raise the limit with: ulimit -n"
 
 
-LOOK_SECONDS = 5.0
-"""The interval at which the ranks' states are read."""
-
-REPORT_SECONDS = 10.0
-"""After how many seconds a rank that is stopped or blocked in the kernel is reported."""
-
 # Of /proc/PID/stat; see proc(5).
 _STOPPED, _STUCK = "Tt", "D"
 
@@ -210,9 +205,9 @@ class HungRanks:
 
     def __init__(self, timeout: float | None, last_reports: Mapping[int, float], say: Callable[[str], None]) -> None:
         began = time.monotonic()
-        self.next_look: float = began + LOOK_SECONDS
+        self.next_look: float = began + HANG_LOOK_SECONDS
         self._timeout = timeout
-        self._no_report_by: float | None = None if timeout is None else began + max(timeout, REPORT_SECONDS)
+        self._no_report_by: float | None = None if timeout is None else began + max(timeout, HANG_REPORT_SECONDS)
         self._last_reports = last_reports
         self._say = say
         self._since: dict[int, tuple[str, float]] = {}
@@ -223,7 +218,7 @@ class HungRanks:
         now = time.monotonic()
         if now < self.next_look:
             return
-        self.next_look = now + LOOK_SECONDS
+        self.next_look = now + HANG_LOOK_SECONDS
         for rank in ranks:
             self._look_at(rank, now)
         if self._no_report_by is not None and now >= self._no_report_by:
@@ -245,7 +240,7 @@ class HungRanks:
             self._since[rank.pid] = (kind, now)
             self._reported.discard(rank.pid)
         seconds = now - self._since[rank.pid][1] if kind else 0.0
-        if seconds >= REPORT_SECONDS and rank.pid not in self._reported:
+        if seconds >= HANG_REPORT_SECONDS and rank.pid not in self._reported:
             self._reported.add(rank.pid)
             self._say(f"rank {rank.rank} (pid {rank.pid}) {_describe(kind, rank.pid)} for {seconds:.0f} s")
         silent = now - self._last_reports.get(rank.rank, now)

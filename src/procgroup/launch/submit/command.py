@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from procgroup.launch.deadlines import SUBMIT_SECONDS
 from procgroup.launch.submit import kubernetes as submit_kubernetes
 from procgroup.launch.submit import ray as submit_ray
 from procgroup.launch.submit import slurm as submit_slurm
-
-_SUBMIT_SECONDS = 120.0
 
 _MARK = "# Written by procgroup submit, which overwrites this file.\n"
 _BYTES_BEFORE_MARK = 4096
@@ -143,7 +142,7 @@ def _submit(scheduler: Scheduler, path: Path) -> int:
         print(f"procgroup submit: {needed} is not installed here; submit with: {' '.join(command)}", file=sys.stderr)
         return 0
     try:
-        return subprocess.run(command, timeout=_SUBMIT_SECONDS, check=False).returncode
+        return subprocess.run(command, timeout=SUBMIT_SECONDS, check=False).returncode
     except subprocess.TimeoutExpired:
-        print(f"procgroup submit: {' '.join(command)} was not done after {_SUBMIT_SECONDS:g} s", file=sys.stderr)
+        print(f"procgroup submit: {' '.join(command)} was not done after {SUBMIT_SECONDS:g} s", file=sys.stderr)
         return 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 
+from procgroup.launch.deadlines import RAY_START_SECONDS
+
 CLIENT = "ray"
 
-START_SECONDS = 600.0
-"""How long to wait for free resources in the cluster."""
 
 _SCRIPT = """#!/bin/sh
 # {name}: {ranks} ranks. The cluster's Python needs procgroup; the working directory is copied to it.
@@ -33,8 +33,8 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start-timeout",
         type=float,
-        default=START_SECONDS,
-        help=f"seconds to wait for free resources in the cluster (default: {START_SECONDS:g})",
+        default=RAY_START_SECONDS,
+        help=f"seconds to wait for free resources in the cluster (default: {RAY_START_SECONDS:g})",
     )
 
 

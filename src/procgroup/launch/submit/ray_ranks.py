@@ -15,11 +15,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from procgroup.launch.deadlines import RAY_PLACE_SECONDS
 from procgroup.launch.hosted_store import ReservedPort
 from procgroup.launch.ranks.rank_process import dying_with_this_process
 from procgroup.launch.submit.ray import add_rank_flags, check_rank_flags
-
-_PLACE_SECONDS = 60.0
 
 
 class _Rank:
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     ray.init()
     actors = _start_actors(options)
-    environments = _environments(ray.get([actor.place.remote() for actor in actors], timeout=_PLACE_SECONDS))
+    environments = _environments(ray.get([actor.place.remote() for actor in actors], timeout=RAY_PLACE_SECONDS))
     running = {
         actor.run.remote(options.command, environment): rank
         for rank, (actor, environment) in enumerate(zip(actors, environments, strict=True))
