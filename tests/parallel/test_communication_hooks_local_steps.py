@@ -69,7 +69,7 @@ def test_gradients_are_those_of_all_ranks_then_of_the_subgroup() -> None:
 
 @pytest.mark.parametrize("hosts", ["abab", "aaab", "aaaa"])
 def test_the_subgroup_is_by_default_that_of_the_ranks_of_one_host(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "procgroup.parallel.communication_hooks.post_local_sgd.gethostname"
+    name = "procgroup.parallel.communication_hooks.local_steps.gethostname"
     monkeypatch.setattr(name, lambda: hosts[dist.get_rank()])
     parts = [numbers(rank, 50) for rank in range(4)]
 

@@ -8,10 +8,10 @@ from procgroup.lazy_names import bound_on_first_use
 
 _MODULE_OF_NAME = {
     "BlockQuantizedState": "block_quantized",
-    "OuterSteps": "outer_steps",
-    "PeriodicModelAverager": "model_averaging",
-    "PostLocalSGDOptimizer": "model_averaging",
-    "PostLocalSGDState": "post_local_sgd",
+    "OuterSteps": "local_steps",
+    "PeriodicModelAverager": "local_steps",
+    "PostLocalSGDOptimizer": "local_steps",
+    "PostLocalSGDState": "local_steps",
     "PowerSGDState": "power_sgd",
     "TopKState": "top_k",
     "allreduce_hook": "default_hooks",
@@ -20,7 +20,7 @@ _MODULE_OF_NAME = {
     "block_quantized_hook": "block_quantized",
     "fp16_compress_hook": "default_hooks",
     "fp16_compress_wrapper": "default_hooks",
-    "post_localSGD_hook": "post_local_sgd",
+    "post_localSGD_hook": "local_steps",
     "powerSGD_hook": "power_sgd",
     "top_k_hook": "top_k",
 }

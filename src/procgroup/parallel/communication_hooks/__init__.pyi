@@ -5,11 +5,11 @@ from procgroup.parallel.communication_hooks.default_hooks import bf16_compress_h
 from procgroup.parallel.communication_hooks.default_hooks import bf16_compress_wrapper as bf16_compress_wrapper
 from procgroup.parallel.communication_hooks.default_hooks import fp16_compress_hook as fp16_compress_hook
 from procgroup.parallel.communication_hooks.default_hooks import fp16_compress_wrapper as fp16_compress_wrapper
-from procgroup.parallel.communication_hooks.model_averaging import PeriodicModelAverager as PeriodicModelAverager
-from procgroup.parallel.communication_hooks.model_averaging import PostLocalSGDOptimizer as PostLocalSGDOptimizer
-from procgroup.parallel.communication_hooks.outer_steps import OuterSteps as OuterSteps
-from procgroup.parallel.communication_hooks.post_local_sgd import PostLocalSGDState as PostLocalSGDState
-from procgroup.parallel.communication_hooks.post_local_sgd import post_localSGD_hook as post_localSGD_hook
+from procgroup.parallel.communication_hooks.local_steps import OuterSteps as OuterSteps
+from procgroup.parallel.communication_hooks.local_steps import PeriodicModelAverager as PeriodicModelAverager
+from procgroup.parallel.communication_hooks.local_steps import PostLocalSGDOptimizer as PostLocalSGDOptimizer
+from procgroup.parallel.communication_hooks.local_steps import PostLocalSGDState as PostLocalSGDState
+from procgroup.parallel.communication_hooks.local_steps import post_localSGD_hook as post_localSGD_hook
 from procgroup.parallel.communication_hooks.power_sgd import PowerSGDState as PowerSGDState
 from procgroup.parallel.communication_hooks.power_sgd import powerSGD_hook as powerSGD_hook
 from procgroup.parallel.communication_hooks.top_k import TopKState as TopKState

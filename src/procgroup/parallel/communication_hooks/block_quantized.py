@@ -15,16 +15,15 @@ from typing import Any, ClassVar
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import require_floating_point
-from procgroup.parallel.communication_hooks.hook_state import HookState
+from procgroup.parallel.communication_hooks.hook_state import CompressionState, finite, require_at_least, working_dtype
 from procgroup.parallel.communication_hooks.interface import GradBucket, Pending
-from procgroup.parallel.communication_hooks.residuals import Residuals, finite, working_dtype
 from procgroup.parallel.pytorch import torch
 
 LARGEST_CODE = 127
 SCALE_BYTES = 4
 
 
-class BlockQuantizedState(HookState):
+class BlockQuantizedState(CompressionState):
     """The state of ``block_quantized_hook`` on this rank: a float32 number per gradient element and per shard element.
 
     ``block_size`` and ``use_error_feedback`` must be the same on all ranks. Raises ValueError for a block size below 1.
@@ -35,12 +34,9 @@ class BlockQuantizedState(HookState):
     def __init__(
         self, process_group: ProcessGroup | None = None, block_size: int = 256, use_error_feedback: bool = True
     ) -> None:
-        super().__init__(process_group)
-        if block_size < 1:
-            raise ValueError(f"Expected parameter `block_size` to be at least 1, got {block_size}.")
+        super().__init__(process_group, use_error_feedback)
+        require_at_least(1, block_size=block_size)
         self.block_size = block_size
-        self.use_error_feedback = use_error_feedback
-        self._residuals = Residuals()
         # By the parameters of a bucket: the offset of this rank's shard, and the rounding error of its mean multiplied
         # by the number of ranks.
         self._shard_errors: dict[tuple[Any, ...], tuple[int, Any]] = {}
@@ -48,17 +44,17 @@ class BlockQuantizedState(HookState):
     def state_dict(self, model: Any) -> dict[str, Any]:
         """Return this rank's error feedback by the parameters' names in ``model``. It differs between ranks."""
         self._merge_shard_errors()
-        return self._residuals.state_dict(model)
+        return super().state_dict(model)
 
     def load_state_dict(self, state: Mapping[str, Any], model: Any) -> None:
         """Load a ``state_dict`` of the same number of ranks. Raises ValueError when it does not fit the model."""
-        self._residuals.load_state_dict(state, model)
+        super().load_state_dict(state, model)
         self._shard_errors.clear()
 
-    def _residual(self, bucket: GradBucket) -> Any:
-        if not self._residuals.has(bucket):
+    def _compensated(self, bucket: GradBucket) -> tuple[Any, Any]:
+        if bucket not in self._residuals:
             self._merge_shard_errors()
-        return self._residuals.of(bucket)
+        return super()._compensated(bucket)
 
     def _merge_shard_errors(self) -> None:
         """Add the errors of shards to this rank's residuals. With other buckets this rank owns other shards."""
@@ -84,10 +80,7 @@ def block_quantized_hook(state: BlockQuantizedState, bucket: GradBucket) -> Pend
     require_floating_point(bucket, "block_quantized_hook")
     group = state.group()
     buffer = bucket.buffer()
-    exact = buffer.to(working_dtype(buffer), copy=True)
-    residual = state._residual(bucket) if state.use_error_feedback else None
-    if residual is not None:
-        exact += residual
+    exact, residual = state._compensated(bucket)
     shards = _in_blocks(exact, group.size(), state.block_size)
     codes, scales = quantize(shards)
     if residual is not None:

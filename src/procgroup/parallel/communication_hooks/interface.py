@@ -78,17 +78,6 @@ class Pending:
         return self._finish(self._waitable.wait())
 
 
-class Done:
-    """A ``Waitable`` whose result is available."""
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def wait(self) -> Any:
-        """Return the result."""
-        return self._result
-
-
 class HookCall:
     """A registered hook with its state. Checks what the hook and its ``wait()`` return."""
 

@@ -14,9 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import average, require_floating_point
-from procgroup.parallel.communication_hooks.hook_state import HookState
+from procgroup.parallel.communication_hooks.hook_state import CompressionState, finite, require_at_least
 from procgroup.parallel.communication_hooks.interface import GradBucket, Pending
-from procgroup.parallel.communication_hooks.residuals import Residuals, finite, working_dtype
 from procgroup.parallel.pytorch import torch
 from procgroup.types import ReduceOp
 
@@ -24,7 +23,7 @@ DEPENDENT = 1e-7
 """A unit column counts as dependent if no more than this length is left after subtracting the earlier columns."""
 
 
-class PowerSGDState(HookState):
+class PowerSGDState(CompressionState):
     """The state of ``powerSGD_hook`` on this rank: the number of steps, each matrix's Q, and the error feedback.
 
     A gradient is compressed if that makes it smaller by a factor of ``min_compression_rate`` or more. The gradients of
@@ -53,26 +52,20 @@ class PowerSGDState(HookState):
         warm_start: bool = True,
         random_seed: int = 0,
     ) -> None:
-        super().__init__(process_group)
-        if matrix_approximation_rank < 1:
-            raise ValueError(
-                f"Expected parameter `matrix_approximation_rank` to be at least 1, got {matrix_approximation_rank}."
-            )
-        if start_powerSGD_iter < 0:
-            raise ValueError(f"Expected parameter `start_powerSGD_iter` to be at least 0, got {start_powerSGD_iter}.")
+        super().__init__(process_group, use_error_feedback)
+        require_at_least(1, matrix_approximation_rank=matrix_approximation_rank)
+        require_at_least(0, start_powerSGD_iter=start_powerSGD_iter)
         if not min_compression_rate > 0:
             raise ValueError(f"Expected parameter `min_compression_rate` to be above 0, got {min_compression_rate}.")
         self.matrix_approximation_rank = matrix_approximation_rank
         self.start_powerSGD_iter = start_powerSGD_iter
         self.min_compression_rate = min_compression_rate
-        self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
         self.random_seed = random_seed
         self.iter: Any = 0
         self._draws = 0
         self._factors: dict[Any, Any] = {}
         self._spares: dict[Any, Any] = {}
-        self._residuals = Residuals()
         self._counts = [0, 0]
 
     def compression_stats(self) -> tuple[float, int, int]:
@@ -87,12 +80,12 @@ class PowerSGDState(HookState):
             "iter": self.iter,
             "draws": self._draws,
             "factors": {name: factor.clone() for name, factor in named.items() if factor is not None},
-            "residuals": self._residuals.state_dict(model),
+            "residuals": super().state_dict(model),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], model: Any) -> None:
         """Load a ``state_dict`` of the same number of ranks. Raises ValueError when it does not fit the model."""
-        self._residuals.load_state_dict(state["residuals"], model)
+        super().load_state_dict(state["residuals"], model)
         parameters = dict(model.named_parameters())
         if unknown := [name for name in state["factors"] if name not in parameters]:
             raise ValueError(f"Expected the factors of parameters of the model; it has none of the names {unknown}.")
@@ -181,10 +174,7 @@ class _Exchange:
         self._state = state
         self._group = group
         self._buffer = bucket.buffer()
-        self._exact = self._buffer.to(working_dtype(self._buffer), copy=True)
-        self._residual = state._residuals.of(bucket) if state.use_error_feedback else None
-        if self._residual is not None:
-            self._exact += self._residual
+        self._exact, self._residual = state._compensated(bucket)
         self._mean = torch.empty_like(self._exact)
         self._matrices: list[_Matrix] = []
         # Views of the gradients without compression, and the destinations of their means.

@@ -6,21 +6,19 @@ Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", arXiv 1809.07599.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import require_floating_point
-from procgroup.parallel.communication_hooks.hook_state import HookState
+from procgroup.parallel.communication_hooks.hook_state import CompressionState, finite, working_dtype
 from procgroup.parallel.communication_hooks.interface import GradBucket, Pending
-from procgroup.parallel.communication_hooks.residuals import Residuals, finite, working_dtype
 from procgroup.parallel.pytorch import torch
 
 _ALL_ELEMENTS = -1
 """In place of the first index: all elements become NaN."""
 
 
-class TopKState(HookState):
+class TopKState(CompressionState):
     """The state of ``top_k_hook`` on this rank: one float32 number per gradient element.
 
     The hook sends a fraction ``ratio`` of each bucket's elements, at least one element. ``ratio`` and
@@ -32,20 +30,10 @@ class TopKState(HookState):
     def __init__(
         self, process_group: ProcessGroup | None = None, ratio: float = 0.01, use_error_feedback: bool = True
     ) -> None:
-        super().__init__(process_group)
+        super().__init__(process_group, use_error_feedback)
         if not 0 < ratio <= 1:
             raise ValueError(f"Expected parameter `ratio` to be above 0 and at most 1, got {ratio}.")
         self.ratio = ratio
-        self.use_error_feedback = use_error_feedback
-        self._residuals = Residuals()
-
-    def state_dict(self, model: Any) -> dict[str, Any]:
-        """Return this rank's error feedback by the parameters' names in ``model``. It differs between ranks."""
-        return self._residuals.state_dict(model)
-
-    def load_state_dict(self, state: Mapping[str, Any], model: Any) -> None:
-        """Load a ``state_dict``. Raises ValueError when it does not fit the model."""
-        self._residuals.load_state_dict(state, model)
 
 
 def top_k_hook(state: TopKState, bucket: GradBucket) -> Pending:
@@ -64,10 +52,7 @@ def top_k_hook(state: TopKState, bucket: GradBucket) -> Pending:
     require_floating_point(bucket, "top_k_hook")
     group = state.group()
     buffer = bucket.buffer()
-    exact = buffer.to(working_dtype(buffer), copy=True)
-    residual = state._residuals.of(bucket) if state.use_error_feedback else None
-    if residual is not None:
-        exact += residual
+    exact, residual = state._compensated(bucket)
     count = math.ceil(state.ratio * buffer.numel())
     indices = exact.abs().topk(count, sorted=False).indices  # NaN is larger than every number
     sent = _packed(exact, indices)
