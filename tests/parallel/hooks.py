@@ -11,7 +11,7 @@ from torch import nn
 
 import procgroup as dist
 from procgroup.parallel import DistributedDataParallel, GradBucket
-from procgroup.parallel.gradient_layout import GradientLayout
+from procgroup.parallel.communication_hooks.interface import GradientLayout
 from procgroup.testing import run_ranks
 
 Hook = Callable[[Any, GradBucket], Any]

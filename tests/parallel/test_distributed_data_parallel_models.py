@@ -18,7 +18,7 @@ from parallel.models import assert_same_gradients, batch, loss_of, part, wrap  #
 from torch import nn  # noqa: E402
 
 from procgroup.parallel import DistributedDataParallel  # noqa: E402
-from procgroup.parallel.ddp.autograd_hooks import find_tensors  # noqa: E402
+from procgroup.parallel.ddp.backward import find_tensors  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early")]
 

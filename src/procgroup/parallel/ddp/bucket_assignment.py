@@ -6,14 +6,13 @@ gradients arrive on rank 0. The assignment is pure arithmetic, so all ranks comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
-from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.ddp.buckets import Bucket, GradientMemory, make_buckets
-from procgroup.parallel.ddp.parameter_slot import ParameterSlot
-from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
+from procgroup.parallel.ddp.buckets import Bucket, GradientMemory, ParameterSlot, make_buckets
+from procgroup.parallel.ddp.devices import DeviceGroups
 from procgroup.parallel.pytorch import torch
 
 SINGLE_BYTES = 1 << 20
@@ -59,27 +58,37 @@ def assign_to_buckets(
     return sorted(closed, key=lambda bucket: arrival[bucket[-1]])
 
 
+class Order(Enum):
+    """The state of the order of buckets."""
+
+    ARRIVING = auto()
+    """The first round: each rank records the order in which gradients arrive."""
+    RECEIVED = auto()
+    """All ranks have the order of rank 0; the next round begins with new buckets."""
+    SETTLED = auto()
+    """The buckets have that order, and stay."""
+
+
 class BucketAssignment:
     """The current buckets. ``unbucketed`` are the slots of sparse gradients, and of parameters that were left out."""
 
     def __init__(
         self,
-        group: ProcessGroup,
+        groups: DeviceGroups,
         slots: Sequence[ParameterSlot],
         limits: Sequence[int],
         delayed: frozenset[str],
         leaves_out_unused: bool,
     ) -> None:
-        self._group = group
+        self._groups = groups
         self._slots = slots
         self._limits = limits
         self._delayed = frozenset(slot.index for slot in slots if slot.name in delayed)
         self._leaves_out_unused = leaves_out_unused
         self._memories: dict[Any, GradientMemory] = {}
-        # The order of arrival in the first round; None after that round.
-        self._arrived: list[int] | None = []
-        self._received: list[int] = []
-        self._new_order: list[int] | None = None
+        self.order: Order = Order.ARRIVING
+        self._arrived: list[int] = []
+        self._positions: list[int] = []
         self.buckets: list[Bucket] = []
         self._bucket_of_slot: dict[int, Bucket] = {}
         self.unbucketed: list[ParameterSlot] = [slot for slot in slots if slot.is_sparse]
@@ -90,59 +99,45 @@ class BucketAssignment:
         return self._bucket_of_slot.get(slot.index)
 
     def record_arrival(self, slot: ParameterSlot) -> None:
-        """Record the order of arrival of a gradient in the first round."""
-        if self._arrived is not None and not slot.arrivals:
+        """Count an arrival of a gradient; record the order of the first ones in the first round."""
+        if self.order is Order.ARRIVING and not slot.arrivals:
             self._arrived.append(slot.index)
-
-    @property
-    def has_ended_first_round(self) -> bool:
-        """Whether the order of arrival is known."""
-        return self._arrived is None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the buckets have the order of arrival, and stay."""
-        return self._arrived is None and self._new_order is None
-
-    def change_group(self, group: ProcessGroup) -> None:
-        """Take the order of another group's rank 0, and memory of that group, from now on."""
-        self._group = group
+        slot.arrivals += 1
 
     def receive_order(self) -> None:
         """Receive, at the end of the first round, the order of arrival on rank 0. All ranks call this."""
-        if self._arrived is None:
+        if self.order is not Order.ARRIVING:
             return
         # Gradients that did not arrive on rank 0 come last, in an order that is the same on all ranks.
         count = len(self._slots)
         with torch.device("cpu"):
             positions = torch.full((count,), count, dtype=torch.int64)
             positions[torch.tensor(self._arrived, dtype=torch.int64)] = torch.arange(len(self._arrived))
-        self._group.broadcast(positions, 0)
-        self._received = positions.tolist()
+        self._groups.group.broadcast(positions, 0)
+        self._positions = positions.tolist()
 
-    def learn_order(self, flags: SynchronizedFlags) -> None:
+    def accept_order(self, is_used: Callable[[int], bool]) -> None:
         """Let the next round begin with buckets in the order that was received, if this was the first round."""
-        if self._arrived is None:
+        if self.order is not Order.ARRIVING:
             return
-        self._arrived = None
+        self.order = Order.RECEIVED
         if self._leaves_out_unused:
             for bucket in self.buckets:
-                self.unbucketed += [slot for slot in bucket.slots if not flags.is_used(slot.index)]
-        unbucketed = {slot.index for slot in self.unbucketed}
-        self._new_order = sorted(set(range(len(self._slots))) - unbucketed, key=self._received.__getitem__)
+                self.unbucketed += [slot for slot in bucket.slots if not is_used(slot.index)]
 
     def rebuild(self) -> bool:
         """Rebuild the buckets if there is a new order; return whether there was one."""
-        order, self._new_order = self._new_order, None
-        if order is None:
+        if self.order is not Order.RECEIVED:
             return False
+        self.order = Order.SETTLED
         for slot in self._slots:
             if slot.view is not None and slot.parameter.grad is slot.view:
                 slot.parameter.grad = slot.view.clone()
                 slot.mark_synchronized()
         for slot in self.unbucketed:
             slot.view = None
-        self._assign(order)
+        unbucketed = {slot.index for slot in self.unbucketed}
+        self._assign(sorted(set(range(len(self._slots))) - unbucketed, key=self._positions.__getitem__))
         return True
 
     def _assign(self, order: Sequence[int]) -> None:
@@ -157,5 +152,5 @@ class BucketAssignment:
             for slot, kind, single in zip(self._slots, kinds, is_single, strict=True)
         ]
         assignment = assign_to_buckets(gradients, sorted(order, key=self._delayed.__contains__), self._limits)
-        self.buckets = make_buckets(self._group, self._slots, assignment, is_single, self._memories)
+        self.buckets = make_buckets(self._groups.group, self._slots, assignment, is_single, self._memories)
         self._bucket_of_slot = {slot.index: bucket for bucket in self.buckets for slot in bucket.slots}

@@ -13,6 +13,7 @@ stay until the group ends, also when the model is wrapped again, and ranks would
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,12 +22,75 @@ from typing import Any
 
 from procgroup.errors import DistError, PeerLost
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.ddp.parameter_slot import ParameterSlot
-from procgroup.parallel.gradient_layout import to_dense
+from procgroup.parallel.communication_hooks.interface import GradientLayout, to_dense
 from procgroup.parallel.pytorch import torch
 
 ALIGNMENT = 64
 """Alignment of packed buckets in memory, in bytes."""
+
+
+AT_END = -1
+
+
+class ParameterSlot(GradientLayout):
+    """One parameter, its gradient's layout and dtype in a bucket, and the state of the gradient in this round."""
+
+    __slots__ = ("_synchronized", "_version", "arrivals", "awaited", "dtype", "index", "is_sparse", "name", "view")
+
+    def __init__(self, index: int, name: str, parameter: Any, dtype: Any, is_sparse: bool) -> None:
+        """``dtype`` is that of the average; ``is_sparse`` means gradients of torch's sparse layout."""
+        super().__init__(parameter)
+        self.index: int = index
+        self.name: str = name
+        self.dtype: Any = dtype
+        self.is_sparse: bool = is_sparse
+        # The gradient's memory in its bucket; None for a gradient without a packed bucket.
+        self.view: Any = None
+        self.arrivals: int = 0
+        # How many times autograd adds to the gradient in one backward: 0 for an unused parameter, AT_END when the
+        # number is unknown until the backward ends.
+        self.awaited: int = 1
+        self._synchronized: Any = None
+        self._version = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.shape}"
+
+    @property
+    def device(self) -> Any:
+        """The device of the parameter, and of its gradient."""
+        return self.parameter.device
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the gradient in its bucket, in bytes."""
+        return int(self.parameter.numel() * self.dtype.itemsize)
+
+    def mark_synchronized(self) -> None:
+        """Mark the gradient as synchronized; it stays so until the program changes it."""
+        gradient = self.parameter.grad
+        self._synchronized = None if gradient is None else weakref.ref(gradient)
+        self._version = 0 if gradient is None else gradient._version
+
+    def is_new(self) -> bool:
+        """Return whether the gradient exists and has changed since ``mark_synchronized``."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            return False
+        return self._synchronized is None or self._synchronized() is not gradient or gradient._version != self._version
+
+    def new_gradient(self) -> Any:
+        """Return the gradient if it is new, else None. Raises RuntimeError for a gradient that is part of a graph."""
+        if not self.is_new():
+            return None
+        gradient = self.parameter.grad
+        if gradient.requires_grad:
+            raise RuntimeError(
+                f"DistributedDataParallel averages gradients outside of the graph, so a backward with "
+                f"create_graph=True cannot be differentiated again ({self}). Use torch.autograd.grad(..., "
+                "create_graph=True), and call backward() without it on what you compute from that."
+            )
+        return gradient
 
 
 class Bucket(ABC):
@@ -128,7 +192,7 @@ class PackedBucket(Bucket):
         # A tensor of its own, not a view of the buffer: a program that saves one gradient does not save all of them.
         slot = self.slots[position]
         flat = _tensor_over(self._memory, self._offsets[position], slot.parameter.numel(), slot.dtype)
-        slot.view = slot.layout.unflatten(flat)
+        slot.view = slot.unflatten(flat)
         self._addresses[position] = slot.view.data_ptr()
 
     def fill(self, used: bytearray) -> None:
@@ -179,11 +243,11 @@ class SingleBucket(Bucket):
         slot = self.slots[0]
         gradient = slot.new_gradient()
         if gradient is None:
-            self._gradient = slot.layout.copy(slot.parameter.grad)
+            self._gradient = slot.copy(slot.parameter.grad)
         else:
             used[slot.index] = 1
-            self._gradient = gradient if slot.layout.matches(gradient) else slot.layout.copy(gradient)
-        self.buffer: Any = slot.layout.flatten(self._gradient)
+            self._gradient = gradient if slot.matches(gradient) else slot.copy(gradient)
+        self.buffer: Any = slot.flatten(self._gradient)
 
     def accumulate(self, slot: ParameterSlot, gradient: Any) -> None:
         self._gradient.add_(gradient)

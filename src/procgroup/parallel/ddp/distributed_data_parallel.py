@@ -24,20 +24,18 @@ from procgroup.parallel.ddp.arguments import (
     require_wrappable,
     warn_of_check_reduction,
 )
-from procgroup.parallel.ddp.autograd_hooks import find_tensors
-from procgroup.parallel.ddp.averaged_gradients import sparse_parameters
-from procgroup.parallel.ddp.backward_optimizers import BackwardOptimizers
+from procgroup.parallel.ddp.backward import BackwardOptimizers, find_tensors
 from procgroup.parallel.ddp.captured_steps import require_no_join
-from procgroup.parallel.ddp.device_groups import DeviceGroups, make_groups, needs_further_groups
-from procgroup.parallel.ddp.devices import choose_devices
+from procgroup.parallel.ddp.devices import DeviceGroups, choose_devices, make_groups, needs_further_groups
 from procgroup.parallel.ddp.lost_ranks import RAISE, LostRanks, require_choice
 from procgroup.parallel.ddp.mixed_precision import MixedPrecision, NarrowCopies
 from procgroup.parallel.ddp.model_checks import ParameterCheck, require_same_model
 from procgroup.parallel.ddp.model_join import ModelJoinHook
 from procgroup.parallel.ddp.module_buffers import ModuleBuffers
 from procgroup.parallel.ddp.reducer import Reducer
+from procgroup.parallel.ddp.round import sparse_parameters
 from procgroup.parallel.group_choice import default_group
-from procgroup.parallel.join.join import Join, Joinable
+from procgroup.parallel.join import Join, Joinable
 from procgroup.parallel.pytorch import torch
 from procgroup.parallel.sync_batch_norm import adopt_sync_batch_norms
 
@@ -141,11 +139,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         self._communication_hook: tuple[Any, Hook] | None = None
         self._optimizers = BackwardOptimizers()
         if on_lost_rank != RAISE:
-            self._lost_ranks = LostRanks(self._group, on_lost_rank, self._change_group, self._send_model)
+            self._lost_ranks = LostRanks(self._group, on_lost_rank, self)
             self._groups = DeviceGroups(self._group)
         if self._lost_ranks is not None and self._lost_ranks.is_new:
             self._attach()
-            self._lost_ranks.enter()
+            self._lost_ranks.receive_model()
             return
         if init_sync:
             require_same_model(self._group, named)
@@ -234,7 +232,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         RuntimeError when a hook is registered already, TypeError when the hook is not callable.
         """
         if self._lost_ranks is not None:
-            require_choice(self.on_lost_rank, is_default_group=True, has_hook=True)
+            raise RuntimeError(
+                f"on_lost_rank={self.on_lost_rank!r} cannot be used with communication hooks: what a hook has done "
+                "cannot be undone for another attempt."
+            )
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         if self._communication_hook is not None:
@@ -280,9 +281,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
 
     def _change_group(self, group: ProcessGroup) -> None:
         self.process_group = self._group = group
-        self._groups = DeviceGroups(group)
-        self._buffers_of_module.change_group(self._groups)
-        self._reducer.change_group(group)
+        self._groups.group = group
 
     def _send_model(self, group: ProcessGroup, root: int) -> None:
         """Copy the model of a rank to all; begin with new buckets, since new ranks do not know the order of arrival."""
@@ -373,7 +372,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
     ) -> None:
         """Create an optimizer of class ``optim`` that steps at the end of each backward with averaged gradients."""
         chosen = [each for each in self.module.parameters() if each.requires_grad]
-        self._optimizers.add(optim, chosen if optim_params is None else optim_params, *args, **kwargs)
+        self._optimizers.created.append(optim(list(chosen if optim_params is None else optim_params), *args, **kwargs))
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Return a description of this wrapper under torch's names."""
@@ -455,7 +454,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
         torch.nn.Module.__setstate__(made, copy.deepcopy(state, memo))
         made.on_lost_rank = RAISE
-        made.process_group, made._group, made._groups = self.process_group, self._group, self._groups
+        made.process_group, made._group, made._groups = self.process_group, self._group, copy.copy(self._groups)
         made._attach()
         return made
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from procgroup.errors import GraphChanged, ModelMismatch
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.ddp.parameter_slot import ParameterSlot
-from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
+from procgroup.parallel.ddp.buckets import ParameterSlot
+from procgroup.parallel.ddp.round import Round
 from procgroup.parallel.pytorch import torch
 from procgroup.parallel.rank_comparison import gather, gather_if_different
 
@@ -105,16 +105,16 @@ class StaticGraph:
         for slot in self._slots:
             slot.awaited = slot.arrivals
 
-    def compare(self, flags: SynchronizedFlags) -> None:
+    def compare(self, current: Round) -> None:
         """Mark the parameters that were not used as often as expected."""
         for slot, uses in zip(self._slots, self._uses or (), strict=False):
             if slot.arrivals != uses:
-                flags.mark_changed(slot.index)
+                current.mark_changed(slot)
 
     def error(self, group: ProcessGroup) -> GraphChanged:
         """Return the error with the changes on all ranks; every rank calls this."""
         changes = [
-            (slot.name, slot.layout.shape, expected, slot.arrivals)
+            (slot.name, slot.shape, expected, slot.arrivals)
             for slot, expected in zip(self._slots, self._uses or (), strict=True)
             if slot.arrivals != expected
         ]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.ddp.module_buffers import ModuleBuffers
 from procgroup.parallel.ddp.reducer import Reducer
-from procgroup.parallel.join.join import JOINED, ActiveRanks, JoinContext, JoinHook
+from procgroup.parallel.join import JOINED, Join, JoinHook, active_ranks, exchange_codes
 from procgroup.parallel.pytorch import torch
 from procgroup.types import PremulSum, ReduceOp
 
@@ -46,26 +46,23 @@ class ModelJoinHook(JoinHook):
         self._buffers = buffers
         self._copy_from = weakref.WeakMethod(copy_from)
         self._divides_by_all = divide_by_initial_world_size
-        self._context: JoinContext | None = None
-        self._active = ActiveRanks(group)  # for torch's Join, which does not report the active ranks
 
-    def enter(self, context: JoinContext) -> None:
-        self._context = context
+    def enter(self, context: Join) -> None:
         self._reducer.announce = self._announce_backward
 
     def join(self) -> None:
         self._reducer.prepare()  # the others may wait for the end of a backward that failed on this rank
 
     def leave(self) -> None:
-        self._context = self._reducer.announce = None
+        self._reducer.announce = None
         self._reducer.op = ReduceOp.AVG
 
     def announce_forward(self, copies_buffers: bool) -> int:
         """Announce a forward if joined ranks need to know of it; return the rank whose buffers are copied."""
-        assert self._context is not None
-        if copies_buffers or self._context.throws:
-            self._context.announce(BUFFERS if copies_buffers else FORWARD)
-        return self._context.active[0]
+        assert self._join is not None
+        if copies_buffers or self._join.throws:
+            self._announce(BUFFERS if copies_buffers else FORWARD)
+        return self._join.active[0]
 
     def announce_iteration(self, joinable: Any, copies_buffers: bool, is_round: bool) -> int:
         """Announce, within torch's Join, the collectives until the next forward; return the rank of the buffers."""
@@ -73,18 +70,19 @@ class ModelJoinHook(JoinHook):
         if work is not None:
             work.wait()
         codes = {(False, False): FORWARD, (True, False): BUFFERS, (False, True): BACKWARD}
-        self._active.exchange(codes.get((copies_buffers, is_round), BUFFERS_AND_BACKWARD))
-        self._set_divisor(self._active.ranks)
-        return self._active.ranks[0]
+        code = codes.get((copies_buffers, is_round), BUFFERS_AND_BACKWARD)
+        active = active_ranks(exchange_codes(self._group, code))
+        self._set_divisor(active)
+        return active[0]
 
     def main_hook(self) -> None:
         """Take part in one iteration within torch's Join."""
-        codes = self._active.exchange(JOINED)
-        self._take_part(max(codes), self._active.ranks)
+        codes = exchange_codes(self._group, JOINED)
+        self._take_part(max(codes), active_ranks(codes))
 
     def shadow(self, code: int) -> None:
-        assert self._context is not None
-        self._take_part(code, self._context.active)
+        assert self._join is not None
+        self._take_part(code, self._join.active)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the model of a rank that joined last to all ranks: the others have not taken its last steps."""
@@ -95,9 +93,9 @@ class ModelJoinHook(JoinHook):
             copy_from(int(last))
 
     def _announce_backward(self) -> None:
-        assert self._context is not None
-        self._context.announce(BACKWARD)
-        self._set_divisor(self._context.active)
+        assert self._join is not None
+        self._announce(BACKWARD)
+        self._set_divisor(self._join.active)
 
     def _take_part(self, code: int, active: list[int]) -> None:
         if code in (BUFFERS, BUFFERS_AND_BACKWARD) and self._buffers is not None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.ddp.device_groups import DeviceGroups
+from procgroup.parallel.ddp.devices import DeviceGroups
 from procgroup.parallel.pytorch import torch
 
 _ALIGNMENT = 16
@@ -35,10 +35,6 @@ class ModuleBuffers:
         self._ignored = ignored
         self.rescan()
         self._by_device: dict[Any, _BuffersOfDevice] = {}
-
-    def change_group(self, groups: DeviceGroups) -> None:
-        """Broadcast to the ranks of another group from now on."""
-        self._groups = groups
 
     def rescan(self) -> None:
         """Find the submodules again after a change."""

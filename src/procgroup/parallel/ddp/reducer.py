@@ -8,7 +8,7 @@ Ranks that share memory issue small buckets at the end of the backward: averagin
 thread that would do it during the backward.
 
 At the end of the backward the remaining buckets are issued, with zeros for gradients that did not arrive. Then the
-ranks exchange flags: a parameter that any rank has used gets the average, the others keep their gradients. Parameters
+ranks exchange marks: a parameter that any rank has used gets the average, the others keep their gradients. Parameters
 that some ranks do not use therefore need no option.
 
 A gradient may arrive again after its bucket was packed, for instance in a checkpointed module that is used twice.
@@ -17,11 +17,11 @@ added. Afterwards its bucket is packed at the end of the backward.
 
 With *exchanges* a round that loses a rank begins again among the others, with the gradients that the buckets have kept.
 
-On GPUs the calls of a round are queued on streams, and no host waits for a GPU: flags in host memory tell which
+On GPUs the calls of a round are queued on streams, and no host waits for a GPU: marks in host memory show which
 gradients are packed, averaged and assigned. Autograd has a thread for each GPU, so the hooks run under a lock.
 
 When a backward fails on one rank, the others wait. At its next forward that rank issues the rest of the round with a
-flag that it failed; all ranks then drop the round's gradients and continue.
+mark that it failed; all ranks then drop the round's gradients and continue.
 """
 
 from __future__ import annotations
@@ -35,21 +35,17 @@ from operator import attrgetter
 from typing import Any
 
 from procgroup.arrays.untraced import untraced
-from procgroup.errors import BackwardFailed, GroupBroken
-from procgroup.groups.group import ProcessGroup
+from procgroup.errors import BackwardFailed, GraphChanged, GroupBroken
 from procgroup.parallel.communication_hooks.interface import GradBucket, Hook, HookCall
-from procgroup.parallel.ddp.autograd_hooks import BackwardEnd, GradientHooks, accumulates_gradients, is_inside_backward
-from procgroup.parallel.ddp.averaged_gradients import AveragedGradients
-from procgroup.parallel.ddp.backward_streams import BackwardStreams
-from procgroup.parallel.ddp.bucket_assignment import BucketAssignment
-from procgroup.parallel.ddp.buckets import Bucket
+from procgroup.parallel.ddp.backward import GradientHooks, RunningBackward, accumulates_gradients, is_inside_backward
+from procgroup.parallel.ddp.bucket_assignment import BucketAssignment, Order
+from procgroup.parallel.ddp.buckets import AT_END, Bucket, ParameterSlot
 from procgroup.parallel.ddp.captured_steps import advising_hooks, is_capturing, refuse_remainder, require_capturable
-from procgroup.parallel.ddp.device_groups import DeviceGroups
-from procgroup.parallel.ddp.exchanges import RANK_WAS_LOST, Exchanges
+from procgroup.parallel.ddp.devices import DeviceGroups
+from procgroup.parallel.ddp.lost_ranks import RANK_WAS_LOST, Exchanges
 from procgroup.parallel.ddp.mixed_precision import NarrowCopies
 from procgroup.parallel.ddp.model_checks import StaticGraph
-from procgroup.parallel.ddp.parameter_slot import AT_END, ParameterSlot
-from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
+from procgroup.parallel.ddp.round import Round
 from procgroup.types import AnyReduceOp, ReduceOp
 
 EARLY_BYTES = 4 << 20
@@ -80,17 +76,15 @@ class Reducer:
         called when all gradients are averaged. ``gradient_dtype`` maps a parameter to the dtype of its average. With
         ``exchanges`` a round goes on without ranks that are lost.
         """
-        self._groups, self._group = groups, groups.group
+        self._groups = groups
         self._slots = [
             ParameterSlot(index, name, parameter, gradient_dtype(parameter), is_sparse=name in sparse)
             for index, (name, parameter) in enumerate(named_parameters)
         ]
         self.parameter_ids: frozenset[int] = frozenset(id(slot.parameter) for slot in self._slots)
-        self._assignment = BucketAssignment(self._group, self._slots, limits, delayed, leaves_out_unused)
-        self._averages = AveragedGradients(groups, self._slots, self._assignment)
-        self._flags, self._end = SynchronizedFlags(self._group, len(self._slots)), BackwardEnd()
+        self._assignment = BucketAssignment(groups, self._slots, limits, delayed, leaves_out_unused)
+        self._backward = RunningBackward()
         self._is_on_gpus = any(slot.device.type != "cpu" for slot in self._slots)
-        self._streams = BackwardStreams()
         self._running = threading.RLock()
         self._exchanges = exchanges
         self._hook: HookCall | None = None
@@ -101,14 +95,8 @@ class Reducer:
         self.announce: Callable[[], None] | None = None
         # Whether a backward without a hook on an output is a round.
         self.expects_round = False
-        self._is_round = False
-        # From the beginning of a round to its end, also after a failed backward.
-        self._is_open = self._is_announced = False
-        self._next = 0
-        # Why buckets of this round could not be issued during the backward.
-        self._early_error: Exception | None = None
-        self._graph_error: Exception | None = None
-        self._watches_all = True
+        # From its beginning to its end, also after a failed backward; None in a backward that is not averaged.
+        self._round: Round | None = None
         self._hooks = GradientHooks()
         for slot in self._slots:
             self._hooks.add(slot.parameter, partial(self._on_gradient, slot))
@@ -122,21 +110,19 @@ class Reducer:
         """The current buckets."""
         return self._assignment.buckets
 
+    @property
+    def _watches_all(self) -> bool:
+        """Whether each gradient has a hook that counts its arrivals: in the first round, and in a static graph."""
+        return self._static is not None or self._assignment.order is not Order.SETTLED
+
     def set_static_graph(self) -> None:
         """Expect the same graph in every backward. Raises RuntimeError after the first one."""
-        if self._assignment.has_ended_first_round:
+        if self._assignment.order is not Order.ARRIVING:
             raise RuntimeError(
                 "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
                 "constructed."
             )
         self._static = StaticGraph(self._slots)
-
-    def change_group(self, group: ProcessGroup) -> None:
-        """Average over the ranks of another group from now on, also the round that is open."""
-        self._groups, self._group = DeviceGroups(group), group
-        self._averages.change_group(self._groups)
-        self._assignment.change_group(group)
-        self._flags.change_group(group)
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the parameters."""
@@ -147,11 +133,9 @@ class Reducer:
         if is_inside_backward():
             return
         if self._is_on_gpus:
-            self._end.await_dropped()
-        if not self._end.is_registered():
-            self._require_capturable()
-            self._recover()
-            self._rebuild()
+            self._backward.await_dropped()
+        if not self._backward.is_registered():
+            self._prepare_round()
 
     def begin(self, is_round: bool, copies: NarrowCopies | None = None) -> None:
         """Begin a backward, within one of its hooks and before any gradient arrives.
@@ -159,52 +143,54 @@ class Reducer:
         ``copies`` are the narrow parameters of the forward, with mixed precision.
         """
         with self._running:
-            if not self._end.is_registered():
-                self._begin(is_round, copies)
-
-    def _begin(self, is_round: bool, copies: NarrowCopies | None) -> None:
-        self._streams.clear()
-        self._require_capturable()
-        self._recover()
-        self._rebuild()
-        is_frozen = not any(slot.parameter.requires_grad for slot in self._slots)
-        self._is_round = self._is_open = is_round and not is_frozen and accumulates_gradients(self.parameter_ids)
-        if self._exchanges is not None and self._is_round:
-            self._exchanges.has_begun_round = True
-        self._end.register(self._on_end)
-        if copies is not None:
-            copies.install()
-            self._end.add_cleanup(copies.remove)
-
-    def _require_capturable(self) -> None:
-        if self._is_on_gpus and is_capturing():
-            require_capturable(
-                is_settled=self._assignment.is_settled,
-                has_sparse=any(slot.is_sparse for slot in self._slots),
-                outlives_ranks=self._exchanges is not None,
-            )
+            if self._backward.is_registered():
+                return
+            self._backward.forget_streams()
+            self._prepare_round()
+            is_frozen = not any(slot.parameter.requires_grad for slot in self._slots)
+            if is_round and not is_frozen and accumulates_gradients(self.parameter_ids):
+                self._round = Round(self._slots, self._assignment)
+                if self._exchanges is not None:
+                    self._exchanges.has_begun_round = True
+            self._backward.register(self._on_end)
+            if copies is not None:
+                copies.install()
+                self._backward.add_cleanup(copies.remove)
 
     def contribute_zeros(self) -> None:
         """Take part, with zeros, in a round of the ranks that still have inputs."""
         self.prepare()
         for slot in self._slots:
             slot.parameter.grad = None
-        self._is_announced = True
+        self._round = Round(self._slots, self._assignment, is_announced=True)
         with suppress(BackwardFailed):
-            self._finish(has_backward=False)
+            self._finish(self._round, has_backward=False)
         for slot in self._slots:
             slot.parameter.grad = None
 
-    def _rebuild(self) -> None:
-        """Rebuild the buckets once the order of arrival is known."""
+    def _prepare_round(self) -> None:
+        """Finish, for the other ranks, a round whose backward failed on this rank; then rebuild the buckets if due."""
+        if self._is_on_gpus and is_capturing():
+            require_capturable(
+                is_settled=self._assignment.order is Order.SETTLED,
+                has_sparse=any(slot.is_sparse for slot in self._slots),
+                outlives_ranks=self._exchanges is not None,
+            )
+        if self._round is not None:
+            for slot in self._slots:
+                if slot.is_new():
+                    slot.parameter.grad = None
+            self._round.has_failed = True
+            self._finish(self._round)
+            if self._is_on_gpus and is_capturing():
+                refuse_remainder()
         if self._assignment.rebuild() and self._static is None:
-            self._watches_all = False
             self._watch_probes()
 
     def _watch_probes(self) -> None:
         self._hooks.remove()
-        overlaps = self._is_enough(self._assignment.buckets)
-        for bucket in self._assignment.buckets:
+        overlaps = self._is_enough(self.buckets)
+        for bucket in self.buckets:
             has_probe = overlaps and not any(slot.awaited == AT_END for slot in bucket.slots)
             for slot in bucket.slots:
                 is_probe = has_probe and slot is bucket.slots[-1]
@@ -214,70 +200,64 @@ class Reducer:
 
     def _on_any(self, parameter: Any) -> None:
         """Begin a backward that has no hook on an output."""
-        if not self._end.is_registered():
+        if not self._backward.is_registered():
             self.begin(self.expects_round)
         if self._is_on_gpus:
-            self._streams.see(parameter.device)
+            self._backward.see_stream(parameter.device)
 
     def _on_gradient(self, slot: ParameterSlot, parameter: Any) -> None:
         self._on_any(parameter)
-        if self._is_round:
+        if self._round is not None:
             with self._running:
-                self._arrive(slot)
-
-    def _arrive(self, slot: ParameterSlot) -> None:
-        self._assignment.record_arrival(slot)
-        slot.arrivals += 1
-        bucket = self._assignment.bucket_of(slot)
-        if slot.arrivals == slot.awaited and bucket is not None:
-            bucket.missing -= 1
-            self._issue_complete(bucket)
+                self._assignment.record_arrival(slot)
+                bucket = self._assignment.bucket_of(slot)
+                if slot.arrivals == slot.awaited and bucket is not None:
+                    bucket.missing -= 1
+                    self._issue_complete(self._round, bucket)
 
     def _on_probe(self, bucket: Bucket, parameter: Any) -> None:
         self._on_any(parameter)
-        if self._is_round and not bucket.is_packed and bucket.is_complete():
+        if self._round is not None and not bucket.is_packed and bucket.is_complete():
             with self._running:
                 bucket.missing = 0
-                self._issue_complete(bucket)
+                self._issue_complete(self._round, bucket)
 
-    def _issue_complete(self, bucket: Bucket) -> None:
+    def _issue_complete(self, current: Round, bucket: Bucket) -> None:
         """Pack a bucket without missing gradients; issue the ready buckets if they are large enough."""
         if bucket.missing == 0 and not bucket.is_packed:
             self._join_streams(bucket)
-            bucket.pack(self._flags.local, is_early=True)
-        ready = list(takewhile(attrgetter("is_packed"), self._assignment.buckets[self._next :]))
-        if self._early_error is not None or not self._is_enough(ready):
+            bucket.pack(current.marks, is_early=True)
+        ready = list(takewhile(attrgetter("is_packed"), self.buckets[current.issued :]))
+        if current.early_error is not None or not self._is_enough(ready):
             return
         try:
             for each in ready:
                 self._join_streams(each)
-                self._issue(each, waits=False)
+                self._issue(current, each, waits=False)
         except (GroupBroken, *RANK_WAS_LOST) as error:
             if self._exchanges is None:
                 raise
-            self._early_error = error  # the attempt at the end of the backward fails with it
+            current.early_error = error  # the attempt at the end of the backward fails with it
 
     def _is_enough(self, buckets: Sequence[Bucket]) -> bool:
-        if self._is_on_gpus or self._group.transport != "shared memory":
+        if self._is_on_gpus or self._groups.group.transport != "shared memory":
             return True
         return sum(bucket.nbytes for bucket in buckets) >= EARLY_BYTES
 
     def _join_streams(self, bucket: Bucket) -> None:
         """Let the current stream have all gradients of a bucket, which may have arrived, or be packed, on others."""
         if self._is_on_gpus:
-            gradients = (slot.parameter.grad for slot in bucket.slots)
-            self._streams.join(bucket.device, (each for each in gradients if each is not None))
+            self._backward.join_streams(bucket.device, (slot.parameter.grad for slot in bucket.slots))
 
-    def _issue(self, bucket: Bucket, waits: bool) -> None:
-        self._announce_once()
-        self._next += 1
+    def _issue(self, current: Round, bucket: Bucket, waits: bool) -> None:
+        self._announce_once(current)
+        current.issued += 1
         if self._exchanges is not None:
             bucket.keep()
         if self._hook is not None:
-            layouts = [slot.layout for slot in bucket.slots]
-            is_last = bucket.index == len(self._assignment.buckets) - 1
+            is_last = bucket.index == len(self.buckets) - 1
             with advising_hooks(bucket.device):
-                bucket.pending = self._hook.begin(GradBucket(bucket.index, bucket.buffer, layouts, is_last))
+                bucket.pending = self._hook.begin(GradBucket(bucket.index, bucket.buffer, bucket.slots, is_last))
             return
         try:
             with bucket.annotate_errors():
@@ -286,89 +266,64 @@ class Reducer:
             self._wait()  # the call that has broken the group raises an error with more details
             raise
 
-    def _announce_once(self) -> None:
-        if self.announce is not None and not self._is_announced:
-            self._is_announced = True
+    def _announce_once(self, current: Round) -> None:
+        if self.announce is not None and not current.is_announced:
+            current.is_announced = True
             self.announce()
 
     def _on_end(self) -> None:
-        if self._is_round:
-            self._finish()
+        if self._round is not None:
+            self._finish(self._round)
             self._after_round()
 
-    def _recover(self) -> None:
-        """Finish, for the other ranks, a round whose backward failed on this rank."""
-        if self._is_open:
-            for slot in self._slots:
-                if slot.is_new():
-                    slot.parameter.grad = None
-            self._flags.mark_failed()
-            self._finish()
-            if self._is_on_gpus and is_capturing():
-                refuse_remainder()
-
-    def _finish(self, has_backward: bool = True) -> None:
-        self._announce_once()
-        self._pack_all()  # an error in it leaves the round open, as a failed backward does
+    def _finish(self, current: Round, has_backward: bool = True) -> None:
+        self._announce_once(current)
+        current.pack()  # an error in it leaves the round open, as a failed backward does
         if self._static is not None and has_backward:
-            self._static.compare(self._flags)
+            self._static.compare(current)
+        average = partial(self._average, current)
         try:
             if self._exchanges is None:
-                self._average()
+                graph_error = average()
             else:
-                self._exchanges.run(self._average, self._rewind)
+                graph_error = self._exchanges.run(average, partial(self._rewind, current))
                 self._exchanges.end_round()
-            self._assign_averages()
+            self._assign_averages(current)
+            if graph_error is not None:
+                raise graph_error
         finally:
-            self._is_open = self._is_announced = False
-            self._next = 0
-            self._early_error = None
-            self._flags.clear()
-            for bucket in self._assignment.buckets:
+            self._round = None
+            for bucket in self.buckets:
                 bucket.reset()
             if self._watches_all:
                 for slot in self._slots:
                     slot.arrivals = 0
 
-    def _average(self) -> None:
+    def _average(self, current: Round) -> GraphChanged | None:
         """Make all calls of the round that are not made yet; change no gradient of a parameter."""
-        if self._early_error is not None:
-            raise self._early_error
-        for bucket in self._assignment.buckets[self._next :]:
-            self._issue(bucket, waits=True)
+        if current.early_error is not None:
+            raise current.early_error
+        for bucket in self.buckets[current.issued :]:
+            self._issue(current, bucket, waits=True)
         self._wait()
-        self._flags.synchronize()
-        if self._flags.failed():
-            return
-        self._averages.collect(self._flags, self.op)
+        current.synchronize(self._groups.group)
+        if current.failed():
+            return None
+        current.collect(self._groups, self.op)
         self._assignment.receive_order()
-        if self._static is not None and self._flags.is_changed():
-            self._graph_error = self._static.error(self._group)
+        if self._static is None or not current.is_changed():
+            return None
+        return self._static.error(self._groups.group)
 
-    def _rewind(self) -> None:
+    def _rewind(self, current: Round) -> None:
         """Begin the round again."""
-        self._early_error = None
-        for bucket in self._assignment.buckets[: self._next]:
+        current.early_error = None
+        for bucket in self.buckets[: current.issued]:
             bucket.restore()
-        self._next = 0
-
-    def _pack_all(self) -> None:
-        used = self._flags.local
-        for bucket in self._assignment.buckets:
-            if not bucket.is_packed:
-                bucket.pack(used, is_early=False)
-            elif bucket.is_early:
-                for slot in bucket.slots:
-                    if slot.new_gradient() is not None:
-                        self._flags.mark_late(slot.index)
-        for slot in self._assignment.unbucketed:
-            if slot.new_gradient() is not None:
-                used[slot.index] = 1
-                if not slot.is_sparse:
-                    self._flags.mark_late(slot.index)
+        current.issued = 0
 
     def _wait(self) -> None:
-        for bucket in self._assignment.buckets:
+        for bucket in self.buckets:
             if bucket.pending is None:
                 continue
             with bucket.annotate_errors():
@@ -378,19 +333,15 @@ class Reducer:
                 with advising_hooks(bucket.device):
                     bucket.set_average(self._hook.finish(bucket.pending, bucket.buffer.numel(), bucket))
 
-    def _assign_averages(self) -> None:
-        flags = self._flags
-        if failed := flags.failed():
-            self._averages.drop(flags)
-            if self._group.rank() not in failed:
+    def _assign_averages(self, current: Round) -> None:
+        if failed := current.failed():
+            current.drop()
+            if not current.has_failed:
                 raise BackwardFailed(ranks=failed)
             return
-        self._averages.assign(flags)
-        if flags.late() and not self._watches_all:
+        current.assign()
+        if not self._watches_all and current.late():
             self._watch_probes()
-        self._assignment.learn_order(flags)
+        self._assignment.accept_order(current.is_used)
         if self._static is not None:
             self._static.learn()
-        if self._graph_error is not None:
-            error, self._graph_error = self._graph_error, None
-            raise error

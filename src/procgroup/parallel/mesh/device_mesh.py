@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 
 from procgroup import environ
+from procgroup.api.default_group import is_foreign, resolve
+from procgroup.api.groups import new_group
 from procgroup.api.lifecycle import init_process_group, is_initialized
 from procgroup.api.ranks import get_process_group_ranks, get_rank, get_world_size
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.mesh.groups import NO_OVERRIDE, Override, make_group, read_override, read_overrides
 from procgroup.parallel.mesh.layout import Axis, MeshLayout, Ranks, select
+
+Override = tuple[str | None, Any]
+"""A backend's name and its options."""
+
+NO_OVERRIDE: Override = (None, None)
+"""The backend of the default group."""
 
 _entered: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("procgroup_meshes", default=())
 
@@ -59,7 +66,7 @@ class DeviceMesh:
         _require_ranks(layout)
         for dimension, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
             name = self._names[dimension] if self._names else f"dim_{dimension}"
-            self._groups[axis] = make_group(layout, axis, name, override)
+            self._groups[axis] = _make_group(layout, axis, name, override)
 
     def _initialize(
         self, device_type: str, layout: MeshLayout, names: tuple[str, ...] | None, root: DeviceMesh | None
@@ -196,9 +203,9 @@ class DeviceMesh:
                 f"Flatten mesh with mesh_dim_name {name} has been created before, "
                 "Please specify another valid mesh_dim_name."
             )
-        override = read_override(backend_override)
+        override = _read_override(backend_override)
         if axis not in root._groups or override != NO_OVERRIDE:
-            root._groups[axis] = make_group(root._layout, axis, name, override)
+            root._groups[axis] = _make_group(root._layout, axis, name, override)
         root._flattened[name] = self._derive([axis], (name,))
         return root._flattened[name]
 
@@ -304,7 +311,7 @@ def init_device_mesh(
                 "mesh_shape and mesh_dim_names should have same length! "
                 f"Found len(mesh_dim_names): {len(mesh_dim_names)} and len(mesh_shape):{len(mesh_shape)}."
             )
-    overrides = read_overrides(backend_override, mesh_dim_names, len(mesh_shape))
+    overrides = _read_overrides(backend_override, mesh_dim_names, len(mesh_shape))
     if device_type and not device_type.isalpha():
         raise RuntimeError(
             f"Device type with index is not supported but got {device_type}. "
@@ -329,3 +336,50 @@ def _require_ranks(layout: MeshLayout) -> None:
         )
     if layout.root.size and not 0 <= layout.root.min() <= layout.root.max() < size:
         raise RuntimeError(f"A mesh is made of the ranks 0 to {size - 1}, but found {layout.root.tolist()}.")
+
+
+def _make_group(layout: MeshLayout, axis: Axis, name: str, override: Override) -> ProcessGroup | None:
+    """Create the groups along an axis; return the group of this rank, or None if it is not in the mesh.
+
+    For an axis of all ranks in ascending order, return the default group.
+    """
+    world = resolve(None)
+    rows = list(layout.rows(axis))
+    if rows == [list(world.members)] and override == NO_OVERRIDE:
+        return world
+    backend, options = override
+    own: ProcessGroup | None = None
+    for row in rows:
+        made: Any = new_group(row, backend=backend, pg_options=options, group_desc=f"mesh_{name}", sort_ranks=False)
+        if not is_foreign(made):
+            own = made
+    return own
+
+
+def _read_overrides(given: Mapping[Any, Any] | None, names: Sequence[str] | None, count: int) -> tuple[Override, ...]:
+    """Return the override of each dimension from ``backend_override``, whose keys are dimensions or their names.
+
+    Raises RuntimeError for any other key, and for a dimension that is given by its number and its name.
+    """
+    rest = dict(given or {})
+    overrides = []
+    for dimension in range(count):
+        keys = [key for key in (dimension, *(names or ())[dimension : dimension + 1]) if key in rest]
+        if len(keys) == 2:
+            raise RuntimeError(f"Found redundant dim index {keys[0]} and name {keys[1]} in backend_override")
+        overrides.append(_read_override(rest.pop(keys[0])) if keys else NO_OVERRIDE)
+    if rest:
+        raise RuntimeError(
+            f"Found invalid keys in backend_override: got {list(rest)}, expected integers in range [0, {count}) "
+            f"or one of {tuple(names or ())}"
+        )
+    return tuple(overrides)
+
+
+def _read_override(value: Any) -> Override:
+    """Return an override from a backend's name, its options, a tuple of both, or None."""
+    if isinstance(value, str):
+        return value, None
+    if isinstance(value, tuple) and len(value) == 2:
+        return value
+    return None, value

@@ -38,6 +38,9 @@ class JoinHook:
 
     # The codes that the joinable announces, with the names for error messages.
     NAMES: ClassVar[dict[int, str]] = {MAIN: "in its collectives"}
+    # The context that is entered, and the index of the joinable in it.
+    _join: Join | None = None
+    _index = 0
 
     def main_hook(self) -> None:
         """Take part in the collectives of one iteration."""
@@ -45,7 +48,12 @@ class JoinHook:
     def post_hook(self, is_last_joiner: bool) -> None:
         """Run after all ranks have joined. ``is_last_joiner``: this rank was among the last to join."""
 
-    def enter(self, context: JoinContext) -> None:
+    def _announce(self, code: int) -> None:
+        """Announce collectives to the joined ranks. Raises InputsExhausted and RanksApart."""
+        assert self._join is not None
+        self._join.exchange(_FIRST_CODE + self._index * _CODES_PER_JOINABLE + code)
+
+    def enter(self, context: Join) -> None:
         """Run when the context is entered."""
 
     def join(self) -> None:
@@ -62,7 +70,8 @@ class JoinHook:
 class Joinable(ABC):
     """A class that can train on uneven inputs. It calls ``Join.notify_join_context(self)`` before its collectives."""
 
-    _join: JoinContext | None = None
+    # The hook, within a context.
+    _join: JoinHook | None = None
 
     @abstractmethod
     def join_hook(self, **kwargs: Any) -> JoinHook:
@@ -74,46 +83,17 @@ class Joinable(ABC):
         """The group of the collectives: the same for all joinables of one ``Join``."""
 
 
-class ActiveRanks:
-    """The group ranks that still have inputs, updated by each ``exchange``."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        self.ranks: list[int] = list(range(group.size()))
-
-    def exchange(self, code: int) -> bytes:
-        """Exchange a code of one byte that says what this rank does next; return the codes of all ranks.
-
-        Ranks with the code JOINED are no longer active; when all ranks have joined, the last active ones stay so.
-        """
-        codes = bytearray(self._group.size())
-        codes[self._group.rank()] = code
-        self._group.all_reduce(codes, ReduceOp.MAX)
-        self.ranks = [rank for rank, code in enumerate(codes) if code != JOINED] or self.ranks
-        return bytes(codes)
+def exchange_codes(group: ProcessGroup, code: int) -> bytes:
+    """Exchange a code of one byte for what this rank does next; return the codes of all ranks."""
+    codes = bytearray(group.size())
+    codes[group.rank()] = code
+    group.all_reduce(codes, ReduceOp.MAX)
+    return bytes(codes)
 
 
-class JoinContext:
-    """One joinable within a ``Join``."""
-
-    def __init__(self, join: Join, index: int, hook: JoinHook) -> None:
-        self._join = join
-        self._index = index
-        self.hook = hook
-
-    @property
-    def throws(self) -> bool:
-        """Whether all ranks stop when the first has no more inputs."""
-        return self._join.throws
-
-    @property
-    def active(self) -> list[int]:
-        """The group ranks that still have inputs."""
-        return self._join.active.ranks
-
-    def announce(self, code: int) -> None:
-        """Announce collectives to the joined ranks. Raises InputsExhausted and RanksApart."""
-        self._join.announce(self._index, code)
+def active_ranks(codes: bytes) -> list[int]:
+    """Return the group ranks that still have inputs."""
+    return [rank for rank, code in enumerate(codes) if code != JOINED]
 
 
 class Join:
@@ -139,8 +119,9 @@ class Join:
         if any(group is not groups[0] for group in groups):
             raise ValueError("Using join context manager with multiple process groups")
         self.throws = throw_on_early_termination
-        self.active: ActiveRanks = ActiveRanks(groups[0])
-        self._rank = groups[0].rank()
+        self._group = groups[0]
+        # When all ranks have joined, the last active ones stay here.
+        self.active: list[int] = list(range(self._group.size()))
         self._joinables = list(joinables) if enable else []
         self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
 
@@ -151,8 +132,8 @@ class Join:
                     f"This {type(joinable).__name__} is inside of join() already; leave it before you enter another."
                 )
         for index, (joinable, hook) in enumerate(zip(self._joinables, self._hooks, strict=True)):
-            joinable._join = JoinContext(self, index, hook)
-            hook.enter(joinable._join)
+            joinable._join, hook._join, hook._index = hook, self, index
+            hook.enter(self)
         return self
 
     def __exit__(
@@ -164,7 +145,7 @@ class Join:
         finally:
             for joinable, hook in zip(self._joinables, self._hooks, strict=True):
                 hook.leave()
-                joinable._join = None
+                joinable._join = hook._join = None
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> None:
@@ -174,15 +155,12 @@ class Join:
         RanksApart when the ranks announce different collectives.
         """
         if joinable._join is not None:
-            joinable._join.announce(MAIN)
+            joinable._join._announce(MAIN)
 
-    def announce(self, index: int, code: int) -> None:
-        """Announce collectives of the joinable with this index."""
-        self._exchange(_FIRST_CODE + index * _CODES_PER_JOINABLE + code)
-
-    def _exchange(self, code: int) -> int:
+    def exchange(self, code: int) -> int:
         """Exchange codes; return the code of the active ranks, or JOINED when no rank is active."""
-        codes = self.active.exchange(code)
+        codes = exchange_codes(self._group, code)
+        self.active = active_ranks(codes) or self.active
         announced = set(codes) - {JOINED}
         if not announced:
             return JOINED
@@ -195,11 +173,11 @@ class Join:
     def _shadow_until_all_have_joined(self) -> None:
         for hook in self._hooks:
             hook.join()
-        while (code := self._exchange(JOINED)) != JOINED:
+        while (code := self.exchange(JOINED)) != JOINED:
             index, announced = divmod(code - _FIRST_CODE, _CODES_PER_JOINABLE)
             self._hooks[index].shadow(announced)
         for hook in self._hooks:
-            hook.post_hook(self._rank in self.active.ranks)
+            hook.post_hook(self._group.rank() in self.active)
 
     def _name(self, code: int) -> str:
         if code == JOINED:

@@ -1,10 +1,14 @@
-"""Autograd hooks: on a module's outputs, on accumulated gradients, and at the end of a backward.
+"""The parts of a backward that run outside of the reducer: hooks, the callback at its end, GPU streams, optimizers.
 
 The end of a backward is a callback of autograd's engine. It belongs to the backward that registers it, which for a
 checkpointed module may run inside another one. A hook on the module's outputs therefore registers it: these gradients
 are computed before all others of the module. When a backward fails, autograd drops the callback without notice; only
 weak references to the callback are kept, so that its disappearance shows. On GPUs a thread of autograd's drops it, just
 after the backward has raised its error.
+
+Autograd accumulates each gradient on the GPU stream on which the forward has used the parameter. Mostly that is one
+stream. Where a forward uses several, a bucket's gradients arrive on different ones, and the stream on which they are
+packed waits for the others.
 """
 
 from __future__ import annotations
@@ -71,23 +75,14 @@ class GradientHooks:
         self._handles = []
 
 
-class _Callback:
-    """A callable that supports weak references."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def __call__(self) -> None:
-        self._call()
-
-
-class BackwardEnd:
-    """Registers one callback at the end of the running backward."""
+class RunningBackward:
+    """The backward that runs now: its callback at the end, and the streams on which its gradients arrive."""
 
     def __init__(self) -> None:
-        self._callback: Callable[[], _Callback | None] = _none
+        self._callback: Callable[[], partial[None] | None] = _none
         self._is_dropped = threading.Event()
-        self._cleanups: list[weakref.finalize[..., _Callback]] = []
+        self._cleanups: list[weakref.finalize[..., partial[None]]] = []
+        self._streams: dict[Any, set[Any]] = {}
 
     def is_registered(self) -> bool:
         """Return whether the callback is registered and still to come; False after a failed backward."""
@@ -100,7 +95,7 @@ class BackwardEnd:
 
     def register(self, call: Callable[[], None]) -> None:
         """Call ``call`` at the end of this backward."""
-        callback = _Callback(partial(self._run, call))
+        callback = partial(self._run, call)
         self._callback = weakref.ref(callback)
         self._is_dropped = threading.Event()
         weakref.finalize(callback, self._is_dropped.set).atexit = False
@@ -121,6 +116,57 @@ class BackwardEnd:
         finally:
             for cleanup in cleanups:  # before the backward returns, which on GPUs does not wait for the callback to go
                 cleanup()
+
+    def forget_streams(self) -> None:
+        """Begin with no streams."""
+        self._streams.clear()
+
+    def see_stream(self, device: Any) -> None:
+        """Note the current stream, on which a gradient has arrived."""
+        self._streams.setdefault(device, set()).add(torch.cuda.current_stream(device))
+
+    def join_streams(self, device: Any, gradients: Iterable[Any]) -> None:
+        """Let the current stream wait for the others; keep the memory of gradients until it has read them."""
+        current = torch.cuda.current_stream(device)
+        others = self._streams.get(device, set()) - {current}
+        for stream in others:
+            current.wait_stream(stream)
+        for gradient in gradients if others else ():
+            if gradient is not None and not gradient.is_sparse:
+                gradient.record_stream(current)
+
+
+class BackwardOptimizers:
+    """The optimizers of one wrapped model that step at the end of each backward whose gradients are averaged."""
+
+    def __init__(self) -> None:
+        self.created: list[Any] = []
+        # The parameters with optimizers of torch that were taken over; None before that.
+        self._taken_over: list[Any] | None = None
+
+    def take_over(self, parameters: Iterable[Any]) -> None:
+        """Take over, once, the optimizers that torch's ``_apply_optimizer_in_backward`` has set on parameters.
+
+        Torch's own hooks would step before the gradients are averaged.
+        """
+        if self._taken_over is not None:
+            return
+        self._taken_over = [parameter for parameter in parameters if hasattr(parameter, "_in_backward_optimizers")]
+        if self._taken_over:
+            handles = torch.distributed.optim.apply_optimizer_in_backward.param_to_optim_hook_handle_map
+            for handle in (each for parameter in self._taken_over for each in handles.get(parameter, ())):
+                handle.remove()
+
+    def step(self) -> None:
+        """Step all optimizers; set the gradients of parameters that were taken over to None, as torch does."""
+        for optimizer in self.created:
+            optimizer.step()
+        for parameter in self._taken_over or ():
+            optimizers = getattr(parameter, "_in_backward_optimizers", ())  # a copied parameter has none
+            if optimizers and parameter.grad is not None:
+                for optimizer in optimizers:
+                    optimizer.step()
+                parameter.grad = None
 
 
 def accumulates_gradients(parameters: Container[int]) -> bool:
