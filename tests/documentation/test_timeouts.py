@@ -81,7 +81,7 @@ NO_DEADLINES_OF_USERS = {
     "diagnostics.top.web.server._ANSWER_SECONDS": "a browser that does not read",
     "diagnostics.recorded_job.reading._SILENT_SECONDS": "how soon a rank is said to be lost",
     "api.exit_hooks._FAILED_SECONDS": "calls that were issued, when an exception ends the group",
-    "torch_plugin.torchs_start._CONNECT_SECONDS": "one attempt of many",
+    "torch_plugin.rendezvous_patch._CONNECT_SECONDS": "one attempt of many",
     "rendezvous.join._CONNECT_SECONDS": "part of the timeout of the start",
     "stores.tcp._CONNECT_AGAIN_SECONDS": "one attempt of many",
     "api.moved_store._ATTEMPT_SECONDS": "one attempt of many",

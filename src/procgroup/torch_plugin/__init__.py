@@ -65,9 +65,9 @@ def _name_ranks(rendezvous: Any) -> None:
 
     @wraps(make)
     def create_store(*arguments: Any, **named: Any) -> Any:
-        from procgroup.torch_plugin import torchs_start
+        from procgroup.torch_plugin import rendezvous_patch
 
-        return torchs_start.create_store(make, *arguments, **named)
+        return rendezvous_patch.create_store(make, *arguments, **named)
 
     rendezvous._create_c10d_store = create_store
 

@@ -47,7 +47,7 @@ def create(
     config = configuration(backend_options) if by_nccl else WITHOUT_NCCL
     group = make(options.store, options.group_rank, members, options.group_id, options.timeout, config)
     created = kind(group.rank(), group.size())
-    created.stand_for(group, options.store, name=name, members=members)
+    created.bind(group, options.store, name=name, members=members)
     return created
 
 

@@ -20,22 +20,21 @@ from torch.distributed import distributed_c10d
 from procgroup.errors import CollectiveTimeout
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores import tcp
-from procgroup.torch_plugin import meeting, replaced, torchs_start
-from procgroup.torch_plugin.backend import takes_backends
+from procgroup.torch_plugin import meeting, rendezvous_patch, replaced
 from procgroup.torch_plugin.creation import WITHOUT_NCCL, create, make
-from procgroup.torch_plugin.process_group import TorchProcessGroup
+from procgroup.torch_plugin.process_group import TorchProcessGroup, takes_backends
 from procgroup.types import DEFAULT_TIMEOUT
 
 # What starting a group loads: ranks that are forked find it loaded.
-_OF_A_START = (meeting, tcp, torchs_start)
+_OF_A_START = (meeting, rendezvous_patch, tcp)
 _Gloo = distributed_c10d.ProcessGroupGloo
 
 
 class NamedGloo(TorchProcessGroup):
     """What is called "gloo" everywhere, and fails in Gloo's words too, which programs look for."""
 
-    def stand_for(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
-        super().stand_for(group, store, name=name, members=members)
+    def bind(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
+        super().bind(group, store, name=name, members=members)
         kind = distributed_c10d.ProcessGroup.BackendType.GLOO
         self._register_backend(torch.device("meta"), kind, _for_the_log())
 
@@ -78,7 +77,7 @@ class InPlaceOfGloo(NamedGloo, metaclass=_GlooKind):
         rank, size = self._place
         members = list(self.options.global_ranks_in_group) or list(range(size))
         group = make(self._store, rank, members, self.options.group_name, self._timeout, WITHOUT_NCCL)
-        self.stand_for(group, self._store, name="gloo", members=members)
+        self.bind(group, self._store, name="gloo", members=members)
 
 
 def _words(error: CollectiveTimeout, wait_all_ranks: bool) -> str:
@@ -95,7 +94,7 @@ def _words(error: CollectiveTimeout, wait_all_ranks: bool) -> str:
 
 @cache
 def _for_the_log() -> Any:
-    """Return a Gloo group of this process alone, which nothing is ever asked but for its threads.
+    """Return a one-process Gloo group, used only for its number of threads.
 
     Stock DDP writes their number to its log where a group is called "gloo", and takes the group for Gloo's then.
     """

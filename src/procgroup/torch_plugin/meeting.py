@@ -25,8 +25,8 @@ from procgroup import types
 from procgroup.errors import DistError, DistNetworkError, RendezvousTimeout
 from procgroup.rendezvous.agent_store import host_of_this_process, host_recorded_store, join_recorded_store
 from procgroup.stores.store import Store
+from procgroup.torch_plugin.rendezvous_patch import FAILED, HERE, PREFIX, read_failure
 from procgroup.torch_plugin.store import TorchStore
-from procgroup.torch_plugin.torchs_start import FAILED, HERE, PREFIX, read_failure
 from procgroup.types import Endpoint, Timeout
 
 _STORE = f"{PREFIX}store"

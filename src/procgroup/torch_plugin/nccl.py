@@ -15,9 +15,8 @@ from torch.distributed import distributed_c10d
 
 from procgroup.api.options import NCCL_TIMEOUT
 from procgroup.torch_plugin import replaced
-from procgroup.torch_plugin.backend import takes_backends
 from procgroup.torch_plugin.creation import configuration, create, make
-from procgroup.torch_plugin.process_group import TorchProcessGroup
+from procgroup.torch_plugin.process_group import TorchProcessGroup, takes_backends
 
 _Nccl: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
 
@@ -89,7 +88,7 @@ class InPlaceOfNccl(NamedNccl, metaclass=_NcclKind):
         members = list(self.options.global_ranks_in_group) or list(range(size))
         config = configuration(self.options)
         group = make(store, rank, members, self.options.group_name, self.options._timeout, config)
-        self.stand_for(group, store, name="nccl", members=members)
+        self.bind(group, store, name="nccl", members=members)
 
 
 def replace() -> None:

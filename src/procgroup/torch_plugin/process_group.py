@@ -1,35 +1,69 @@
-"""The backend as torch up to 2.14 takes one from Python: a whole ProcessGroup, which torch puts in its own's place."""
+"""A torch ProcessGroup subclass, the form in which torch up to 2.14 accepts a Python backend.
+
+From 2.15 on torch also looks for a Backend in a process group. It carries torch's hooks and the other features that
+``PyProcessGroup`` lacks. It is not used without the subclass, in a process group of torch's: the works of such a group
+hide all of a Python work but ``wait`` and its future, and would report that a call has never completed.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as distributed
+from torch._C._distributed_c10d import Backend
 
 from procgroup.api import exit_hooks
 from procgroup.arrays.untraced import untraced
 from procgroup.backends.nccl import NcclBackend
 from procgroup.errors import DistBackendError
 from procgroup.groups.group import ProcessGroup
-from procgroup.torch_plugin.backend import TorchBackend, takes_backends
 from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.devices import OtherDevices
 
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 
 
+@functools.cache
+def takes_backends() -> bool:
+    """Return whether this torch lets Python make a Backend: some have the class, and no constructor."""
+    try:
+        Backend.__init__(Backend.__new__(type("Probe", (Backend,), {})), 0, 1)
+    except TypeError:
+        return False
+    return True
+
+
+@untraced
+class TorchBackend(TorchCalls, Backend):  # type: ignore[misc, unused-ignore]
+    """A torch Backend for CPU tensors around ``group``, one of procgroup's."""
+
+    def __init__(self, group: ProcessGroup, *, name: str) -> None:
+        Backend.__init__(self, group.rank(), group.size())
+        self.group = group
+        self._name = name
+
+    def shutdown(self) -> None:
+        """Leave in order; what was sent still arrives. Idempotent."""
+        exit_hooks.leave(self.group)
+
+    def abort(self) -> None:
+        """Make every call in progress fail at once on this rank, and notify the others. Idempotent."""
+        self.group.abort()
+
+
 @untraced
 class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[misc]
-    """A torch ProcessGroup around ``group``, one of procgroup's; made with its rank and size, then ``stand_for``."""
+    """A torch ProcessGroup around ``group``, one of procgroup's; made with its rank and size, then bound to it."""
 
     options: Any = None
     """Those that torch copies for groups that are split off this one."""
 
-    def stand_for(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
-        """Take a group, with torch's store that has its keys, the backend's name, and its members' global ranks."""
+    def bind(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
+        """Use a group, torch's store with its keys, the backend's name, and its members' global ranks."""
         self.group = group
         self._store = store
         self._name = name
@@ -124,7 +158,7 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         exit_hooks.adopt(made, self.group)
         store = distributed.PrefixStore(f"{name}/", self._store)
         split = TorchProcessGroup(made.rank(), made.size())
-        split.stand_for(made, store, name=self._name, members=made.members)
+        split.bind(made, store, name=self._name, members=made.members)
         split.setGroupDesc(made.group_desc)
         return split
 

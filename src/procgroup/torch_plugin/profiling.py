@@ -47,14 +47,10 @@ def recorded(title: str, shown: list[Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        _end(record)
-
-
-def _end(record: Any) -> None:
-    """End what is recorded on another thread. By that the profiler knows a call that it is to show as asynchronous."""
-    ending = threading.Thread(target=torch.autograd._record_function_with_args_exit, args=(record,))
-    ending.start()
-    ending.join()
+        # torch's profiler marks an event as asynchronous if it ends on another thread.
+        ending = threading.Thread(target=torch.autograd._record_function_with_args_exit, args=(record,))
+        ending.start()
+        ending.join()
 
 
 def _flat(tensors: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as distributed
@@ -21,30 +21,10 @@ from procgroup.exit_reason import note_translated
 from procgroup.groups.future import Future
 from procgroup.torch_plugin import callbacks
 
+if TYPE_CHECKING:
+    from procgroup._native import Work
+
 _UNLIMITED = timedelta(0)
-
-
-class Call(Protocol):
-    """What a torch work stands for: procgroup's Work."""
-
-    def wait(self, timeout: timedelta | None = None) -> bool: ...
-
-    def is_completed(self) -> bool: ...
-
-    def is_success(self) -> bool: ...
-
-    def exception(self) -> BaseException | None: ...
-
-    def result(self) -> list[Any]: ...
-
-    def source_rank(self) -> int: ...
-
-    def block_current_stream(self) -> None: ...
-
-    @property
-    def stream(self) -> int | None: ...
-
-    def get_future(self) -> Future: ...
 
 
 @untraced
@@ -56,7 +36,9 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
 
     __slots__ = ("_call", "_future", "_group_rank", "_outputs")
 
-    def __init__(self, call: Call, outputs: Any, group_rank: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, call: Work | _CompletedCall, outputs: Any, group_rank: Callable[[int], int] | None = None
+    ) -> None:
         super().__init__()
         self._call = call
         self._outputs = outputs
@@ -75,11 +57,11 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         return self._call.is_success()
 
     def exception(self) -> BaseException | None:
-        """Return what made the call fail; None while it runs and when it went well."""
+        """Return the error of a failed call; None while it runs and when it succeeded."""
         return self._call.exception()
 
     def result(self) -> Any:
-        """Return the call's tensors. Raises RuntimeError while it runs, and what made it fail."""
+        """Return the call's tensors. Raises RuntimeError while it runs, and its error if it failed."""
         self._call.result()
         return self._outputs
 

@@ -103,15 +103,6 @@ def buffer_options(broadcast_buffers: bool | None, forward_sync_buffers: bool | 
     return chosen, chosen
 
 
-def warn_of_check_reduction() -> None:
-    """Warn, as torch does, that ``check_reduction`` has no effect."""
-    warnings.warn(
-        "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Please avoid using it.",
-        FutureWarning,
-        stacklevel=3,
-    )
-
-
 def builtin_hook(comm_hook_type: Any) -> Hook:
     """Return the hook for a member of torch.distributed.BuiltinCommHookType, which is recognized by its name."""
     hooks: dict[str, Hook] = {"ALLREDUCE": allreduce_hook, "FP16_COMPRESS": fp16_compress_hook}

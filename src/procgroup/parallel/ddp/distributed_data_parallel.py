@@ -22,11 +22,10 @@ from procgroup.parallel.ddp.arguments import (
     delayed_names,
     require_group,
     require_wrappable,
-    warn_of_check_reduction,
 )
 from procgroup.parallel.ddp.backward import BackwardOptimizers, find_tensors
 from procgroup.parallel.ddp.captured_steps import require_no_join
-from procgroup.parallel.ddp.devices import DeviceGroups, choose_devices, make_groups, needs_further_groups
+from procgroup.parallel.ddp.devices import choose_devices, make_groups, needs_further_groups
 from procgroup.parallel.ddp.lost_ranks import RAISE, LostRanks, require_choice
 from procgroup.parallel.ddp.mixed_precision import MixedPrecision, NarrowCopies
 from procgroup.parallel.ddp.model_checks import ParameterCheck, require_same_model
@@ -117,7 +116,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
             )
         self._delayed = delayed_names(delay_all_reduce_named_params, param_to_hook_all_reduce, module)
         if check_reduction:
-            warn_of_check_reduction()
+            warnings.warn(
+                "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. "
+                "Please avoid using it.",
+                FutureWarning,
+                stacklevel=2,
+            )
         self.forward_sync_buffers, init_sync_buffers = buffer_options(broadcast_buffers, forward_sync_buffers)
         adopt_sync_batch_norms(module, None if self.process_group is default_group() else self.process_group)
         self.module = module
@@ -140,16 +144,14 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         self._optimizers = BackwardOptimizers()
         if on_lost_rank != RAISE:
             self._lost_ranks = LostRanks(self._group, on_lost_rank, self)
-            self._groups = DeviceGroups(self._group)
-        if self._lost_ranks is not None and self._lost_ranks.is_new:
-            self._attach()
-            self._lost_ranks.receive_model()
-            return
-        if init_sync:
+        new = self._lost_ranks if self._lost_ranks is not None and self._lost_ranks.is_new else None
+        if init_sync and new is None:
             require_same_model(self._group, named)
         self._groups = make_groups(self._group, self._devices.all)
         self._attach()
-        if init_sync:
+        if new is not None:
+            new.receive_model()
+        elif init_sync:
             self._broadcast_state(0, init_sync_buffers)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -333,15 +335,14 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
 
     def _announce_forward(self, copies_buffers: bool, is_recording: bool) -> int:
         """Announce a forward within a Join; return the rank whose buffers are copied."""
-        is_in_torch_s = self._join_config is not None and self._join_config.enable
-        if self._devices.on_gpus and (self._join is not None or is_in_torch_s):
+        if self._join is None and not (self._join_config is not None and self._join_config.enable):
+            return 0
+        if self._devices.on_gpus:
             require_no_join()
         if self._join is not None:
             return self._join_hook.announce_forward(copies_buffers)
-        if is_in_torch_s:
-            is_round = is_recording and self.require_backward_grad_sync
-            return self._join_hook.announce_iteration(self, copies_buffers, is_round)
-        return 0
+        is_round = is_recording and self.require_backward_grad_sync
+        return self._join_hook.announce_iteration(self, copies_buffers, is_round)
 
     def _copy_from(self, root: int) -> None:
         """Copy the parameters and buffers of a rank to all ranks at the end of a Join."""

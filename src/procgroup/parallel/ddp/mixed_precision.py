@@ -7,8 +7,7 @@ copies replace the parameters during the backward too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from procgroup.parallel.pytorch import torch
@@ -35,15 +34,6 @@ class NarrowCopies:
         replaced, self._replaced = self._replaced, []
         if replaced:
             self._store(replaced)
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Replace the parameters within a ``with`` block."""
-        self.install()
-        try:
-            yield
-        finally:
-            self.remove()
 
     def _store(self, tensors: Sequence[Any]) -> None:
         for (owner, key), tensor in zip(self._locations, tensors, strict=True):
@@ -77,8 +67,11 @@ class MixedPrecision:
             return self._module(*inputs, **kwargs), None
         inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._narrow, (inputs, kwargs))
         copies = self._copies()
-        with copies.installed():
+        copies.install()
+        try:
             return self._module(*inputs, **kwargs), copies
+        finally:
+            copies.remove()
 
     def _copies(self) -> NarrowCopies:
         parameters = [owner[key] for owner, key in self._locations]

@@ -114,10 +114,9 @@ class DistributedSampler(Generic[Index]):
         self._resume = Start()
         self._stream_was_read = False
         self._epoch_is_set = True
-        self._has_warned = False
         self._counts_by_hand = False
         self._is_read_by_workers = False
-        self._has_warned_of_workers = False
+        self._warned: set[str] = set()
 
     def __iter__(self) -> Iterator[Index]:
         """Start a pass over the epoch, at the position of a loaded state or at the beginning.
@@ -172,7 +171,12 @@ class DistributedSampler(Generic[Index]):
         if now is None or self._epoch_is_set or now.epoch != self.epoch:
             now = None
         if now is not None and self._is_read_by_workers and not (self._counts_by_hand or now.is_exhausted):
-            self._warn_of_workers()
+            self._warn_once(
+                "workers",
+                ": this state counts what the loader's workers have drawn ahead, and a restart would leave that out. "
+                "Call sampler.advance(len(batch)) after a step.",
+                stacklevel=3,
+            )
         count = 0 if now is None else now.used if self._counts_by_hand else now.drawn
         return {
             "epoch": self.epoch,
@@ -232,31 +236,20 @@ class DistributedSampler(Generic[Index]):
             self._repeats = self._repeats + before.is_complete if is_same else 0
             if before.is_complete:
                 self._resume = Start()
-                if is_same and not self._epoch_is_set:
-                    self._warn_of_same_order()
+                is_shuffled = self.shuffle if self._order is None else self._order.is_shuffled
+                if is_same and is_shuffled and not self._epoch_is_set:
+                    self._warn_once(
+                        "same order",
+                        f" visits epoch {self.epoch} again, in the same order: set_epoch was not called. Call "
+                        f"sampler.set_epoch(epoch) before each epoch, or pass shuffle=False.",
+                        stacklevel=4,
+                    )
         self._epoch_is_set = False
 
-    def _warn_of_same_order(self) -> None:
-        """Warn, once, that an epoch has the same order as the one before."""
-        depends = self.shuffle if self._order is None else self._order.is_shuffled
-        if not depends or self._has_warned:
-            return
-        self._has_warned = True
-        warnings.warn(
-            f"DistributedSampler over a {type(self.dataset).__name__} visits epoch {self.epoch} again, in the same "
-            f"order: set_epoch was not called. Call sampler.set_epoch(epoch) before each epoch, or pass shuffle=False.",
-            stacklevel=4,
-        )
-
-    def _warn_of_workers(self) -> None:
-        """Warn, once, that a state counts indices that were drawn but not used."""
-        if not self._has_warned_of_workers:
-            self._has_warned_of_workers = True
-            warnings.warn(
-                f"DistributedSampler over a {type(self.dataset).__name__}: this state counts what the loader's workers "
-                f"have drawn ahead, and a restart would leave that out. Call sampler.advance(len(batch)) after a step.",
-                stacklevel=3,
-            )
+    def _warn_once(self, topic: str, text: str, stacklevel: int) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
+            warnings.warn(f"DistributedSampler over a {type(self.dataset).__name__}{text}", stacklevel=stacklevel)
 
     def _read_order(self) -> Iterator[Any]:
         assert self._order is not None
