@@ -1,12 +1,9 @@
 // A stand-in libnccl.so.2: NCCL's functions for the ranks of one host, on the streams of the stand-in libcuda.so.1.
 //
-// As in NCCL, a call on a non-blocking communicator returns ncclInProgress and a thread enqueues the operation later,
-// after PROCGROUP_STAND_IN_NCCL_DELAY_US microseconds (1000): until ncclCommGetAsyncError returns ncclSuccess, an event
-// that is recorded on the stream precedes the operation.
+// There are the functions that procgroup and benchmarks/gpu.py call, and communicators that block, as theirs do.
 //
 // Stricter than NCCL: pointers are always checked, each collective compares the calls of all ranks and ends once all
-// ranks are in it, a send ends when it is received, and a handle that was destroyed is known to be so. Not there:
-// ncclCommInitAll, Grow, Suspend, one-sided operations, properties, and a configuration per operation.
+// ranks are in it, a send ends when it is received, and a handle that was destroyed is known to be so.
 //
 // PROCGROUP_STAND_IN_NCCL_FAIL="allreduce:3:system,init:1:hang" lets the third AllReduce of this process fail, once
 // its stream comes to it, and the first init never end. Names are NCCL's functions', in small letters. Kinds: cuda,
@@ -15,10 +12,7 @@
 // PROCGROUP_STAND_IN_NCCL_VERSION is what ncclGetVersion returns, 22807 if it is not set.
 //
 // As unforgiving as NCCL, where its documentation says little:
-// - A non-blocking communicator of two or more ranks is for one thread at a time. Where two threads find a job done at
-//   once, or one asks for the state while another launches, both join the job's thread: "NCCL WARN Thread join failed:
-//   No such process" on stderr, and the communicator is in progress until it is aborted.
-// - The first collective on a blocking communicator blocks the host until all ranks are in theirs, or until an abort.
+// - The first collective on a communicator blocks the host until all ranks are in theirs, or until an abort.
 // - ncclCommAbort waits for all kernels that run on the GPU, also those of other communicators, and until the streams
 //   have come to the work that is queued on this communicator. To abort several, call it for each between
 //   ncclGroupStart and ncclGroupEnd: the end of the group waits for all.
@@ -87,89 +81,22 @@ int current_device() {
   return device;
 }
 
-bool is_blocking(const Config* config, bool otherwise) {
-  if (config == nullptr) return otherwise;
-  require(config->magic == kConfigMagic, kInvalidArgument, "ncclConfig_t argument not initialized");
-  return config->blocking != 0;  // not set is INT_MIN
-}
-
-// Run a job on a communicator: now, or in a thread where it does not block.
-Status run_job(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job) {
-  communicator->start(std::move(job));
-  return communicator->is_blocking ? communicator->join() : kInProgress;
-}
-
-Status end_as_requested(Communicator& communicator, Status failure) {
-  require(failure == kInProgress, failure, "failed on request");
-  communicator.hang();
-  return kInternalError;
-}
-
-Status init(Comm* comm, const std::string& id, int size, int rank, bool blocks) {
+Status init(Comm* comm, const std::string& id, int size, int rank) {
   require(size > 0, kInvalidArgument, "invalid device count (", size, ") requested");
   require(rank >= 0 && rank < size, kInvalidArgument, "rank ", rank, " exceeds ndev=", size);
-  auto communicator = std::make_shared<Communicator>(id, rank, size, current_device(), blocks);
-  communicator->start([communicator = communicator.get(), failure = requested_failure("init")] {
-    return failure ? end_as_requested(*communicator, *failure) : communicator->connect();
-  });
-  *comm = publish(communicator);
-  const auto status = add_init(communicator);
-  const bool has_failed = status != kSuccess && status != kInProgress;
-  if (has_failed) take(std::exchange(*comm, nullptr), "CommInitRank");
-  return status;
-}
-
-// Make a child of the ranks that are `members`, in this order. Its id follows from its parent's and from the name of
-// the group of ranks, so that they agree without a message.
-Status make_child(Communicator& parent, const std::string& name, const std::vector<int>& members, bool blocks,
-                  Comm* child) {
-  const int rank = std::find(members.begin(), members.end(), parent.rank) - members.begin();
-  const int size = static_cast<int>(members.size());
-  if (rank == size) return kSuccess;
-  const auto id = std::hash<std::string>()(text(parent.id, "/", name, "/", parent.child_counts[name]++));
-  auto communicator = std::make_shared<Communicator>(text(kIdPrefix, std::hex, id), rank, size, parent.device, blocks);
-  const auto status = parent.connect_child(communicator);
-  if (status == kSuccess) *child = publish(communicator);
-  return status;
-}
-
-struct Choice {
-  int color;
-  int key;
-  int rank;
-  int split_count;
-};
-
-Status split(Communicator& parent, int color, int key, bool blocks, Comm* child) {
-  const Choice own{color, key, parent.rank, parent.split_count++};
-  const auto* bytes = reinterpret_cast<const std::byte*>(&own);
-  const auto all = parent.gather(Bytes(bytes, bytes + sizeof(own)));
-  if (!all) return kInternalError;
-  std::vector<Choice> choices(all->size());
-  for (size_t rank = 0; rank < choices.size(); ++rank) std::memcpy(&choices[rank], (*all)[rank].data(), sizeof(Choice));
-  std::erase_if(choices, [&](auto& choice) { return choice.color != color || color < 0; });
-  std::stable_sort(choices.begin(), choices.end(), [](auto& left, auto& right) { return left.key < right.key; });
-  std::vector<int> members;
-  for (auto& choice : choices) members.push_back(choice.rank);
-  return make_child(parent, text("split-", own.split_count, "-", color), members, blocks, child);
-}
-
-Status shrink(Communicator& parent, const std::vector<int>& excluded, bool blocks, Comm* child) {
-  std::vector<int> members;
-  std::string name = "shrink";
-  for (int rank = 0; rank < parent.size; ++rank) {
-    if (std::find(excluded.begin(), excluded.end(), rank) != excluded.end()) continue;
-    members.push_back(rank);
-    name += text("-", rank);
+  const auto communicator = std::make_shared<Communicator>(id, rank, size, current_device());
+  if (const auto failure = requested_failure("init")) {
+    require(*failure == kInProgress, *failure, "failed on request");
+    communicator->hang();
   }
-  return make_child(parent, name, members, blocks, child);
+  communicator->connect();
+  *comm = publish(communicator);
+  return kSuccess;
 }
 
-Status finalize(const std::shared_ptr<Communicator>& communicator) {
-  communicator->is_finalized = true;
-  return run_job(communicator, [communicator = communicator.get()] {
-    return communicator->flush() && communicator->gather({}) ? kSuccess : kInternalError;
-  });
+Status finalize(Communicator& communicator) {
+  communicator.is_finalized = true;
+  return communicator.flush() && communicator.gather({}) ? kSuccess : kInternalError;
 }
 
 }  // namespace
@@ -208,43 +135,30 @@ NCCL_API Status ncclGetUniqueId(UniqueId* id) {
   return kSuccess;
 }
 
-NCCL_API Status ncclCommInitRankScalable(Comm* comm, int size, int rank, int id_count, UniqueId* ids, Config* config) {
-  return guarded([&] {
-    require(comm != nullptr && ids != nullptr && id_count > 0, kInvalidArgument, "CommInitRank : argument is NULL");
-    return init(comm, id_of(ids[0]), size, rank, is_blocking(config, true));
-  });
+NCCL_API Status ncclCommInitRank(Comm* comm, int size, UniqueId id, int rank) {
+  return guarded([&] { return init(comm, id_of(id), size, rank); });
 }
 NCCL_API Status ncclCommInitRankConfig(Comm* comm, int size, UniqueId id, int rank, Config* config) {
-  return ncclCommInitRankScalable(comm, size, rank, 1, &id, config);
-}
-NCCL_API Status ncclCommInitRank(Comm* comm, int size, UniqueId id, int rank) {
-  return ncclCommInitRankScalable(comm, size, rank, 1, &id, nullptr);
+  return guarded([&] {
+    require(config->magic == kConfigMagic, kInvalidArgument, "ncclConfig_t argument not initialized");
+    require(config->blocking != 0, kInvalidArgument, "CommInitRank : communicators block, in the stand-in");
+    return init(comm, id_of(id), size, rank);
+  });
 }
 
 NCCL_API Status ncclCommGetAsyncError(Comm comm, Status* status) {
   return guarded([&] {
     auto communicator = find(comm, "CommGetAsyncError");
     require_none_in_group(communicator, "CommGetAsyncError");
-    return give(status, communicator->poll());
+    return give(status, communicator->state());
   });
 }
-NCCL_API Status ncclCommCount(Comm comm, int* count) {
-  return guarded([&] { return give(count, int{ready(comm, "CommCount")->size}); });
-}
-NCCL_API Status ncclCommCuDevice(Comm comm, int* device) {
-  return guarded([&] { return give(device, int{ready(comm, "CommCuDevice")->device}); });
-}
-NCCL_API Status ncclCommUserRank(Comm comm, int* rank) {
-  return guarded([&] { return give(rank, int{ready(comm, "CommUserRank")->rank}); });
-}
-
 NCCL_API Status ncclCommFinalize(Comm comm) {
   return guarded([&] {
     require_none_in_group(find(comm, "CommFinalize"), "CommFinalize");
     auto communicator = ready(comm, "CommFinalize");
-    const bool is_late = communicator->is_revoked() || communicator->is_finalized;
-    require(!is_late, kInvalidUsage, "CommFinalize : the communicator was revoked or finalized");
-    return finalize(communicator);
+    require(!communicator->is_finalized, kInvalidUsage, "CommFinalize : the communicator was finalized");
+    return finalize(*communicator);
   });
 }
 // A communicator that failed ends at once; otherwise all ranks must call it, if they have not finalized before.
@@ -252,10 +166,7 @@ NCCL_API Status ncclCommDestroy(Comm comm) {
   return guarded([&] {
     auto communicator = find(comm, "CommDestroy");
     require_none_in_group(communicator, "CommDestroy");
-    if (communicator->poll() == kInProgress) ready(comm, "CommDestroy");
-    const bool is_usable = communicator->state() == kSuccess && !communicator->is_revoked();
-    if (is_usable && !communicator->is_finalized) finalize(communicator);
-    communicator->join();
+    if (communicator->state() == kSuccess && !communicator->is_finalized) finalize(*communicator);
     communicator->wait_for_graphs();
     take(comm, "CommDestroy");
     communicator->abort();
@@ -265,38 +176,6 @@ NCCL_API Status ncclCommDestroy(Comm comm) {
 }
 NCCL_API Status ncclCommAbort(Comm comm) {
   return guarded([&] { return add_abort(take(comm, "CommAbort")); });
-}
-NCCL_API Status ncclCommRevoke(Comm comm, int flags) {
-  return guarded([&] {
-    require(flags == 0, kInvalidArgument, "CommRevoke : flags must be 0");
-    find(comm, "CommRevoke")->revoke();
-    return kSuccess;
-  });
-}
-
-NCCL_API Status ncclCommSplit(Comm comm, int color, int key, Comm* child, Config* config) {
-  return guarded([&] {
-    auto parent = ready(comm, "CommSplit");
-    require(!is_in_group(), kInvalidUsage, "CommSplit : not in a group, in the stand-in");
-    const bool blocks = is_blocking(config, parent->is_blocking);
-    *child = nullptr;
-    return run_job(parent, [=, parent = parent.get(), failure = requested_failure("split")] {
-      return failure ? end_as_requested(*parent, *failure) : split(*parent, color, key, blocks, child);
-    });
-  });
-}
-NCCL_API Status ncclCommShrink(Comm comm, int* excluded, int count, Comm* child, Config* config, int flags) {
-  return guarded([&] {
-    auto parent = flags == 0 ? ready(comm, "CommShrink") : find(comm, "CommShrink");
-    const std::vector<int> ranks(excluded, excluded + count);
-    const bool is_member = std::find(ranks.begin(), ranks.end(), parent->rank) == ranks.end();
-    require(!ranks.empty() && is_member, kInvalidArgument, "CommShrink : rank ", parent->rank, " is excluded, or none");
-    require(!is_in_group(), kInvalidUsage, "CommShrink : not in a group, in the stand-in");
-    if (flags != 0) parent->revoke();
-    const bool blocks = is_blocking(config, parent->is_blocking);
-    *child = nullptr;
-    return run_job(parent, [=, parent = parent.get()] { return shrink(*parent, ranks, blocks, child); });
-  });
 }
 
 NCCL_API Status ncclGroupStart() {
@@ -363,9 +242,6 @@ NCCL_API int stand_in_memories() {
   const std::lock_guard lock(memories_mutex);
   return static_cast<int>(memories.size());
 }
-// Registration has no effect.
-NCCL_API Status ncclCommRegister(Comm, void* buffer, size_t, void** handle) { return give(handle, buffer); }
-NCCL_API Status ncclCommDeregister(Comm, void*) { return kSuccess; }
 
 NCCL_API Status ncclRedOpCreatePreMulSum(int* reduction, const void* factor, int type, int residence, Comm comm) {
   return guarded([&] {
@@ -374,9 +250,8 @@ NCCL_API Status ncclRedOpCreatePreMulSum(int* reduction, const void* factor, int
     require(is_valid, kInvalidArgument, "RedOpCreatePreMulSum : invalid scalar");
     Operation operation{.header = {.type = type}};
     const auto* bytes = static_cast<const std::byte*>(factor);
-    const bool is_on_device = residence == 0;
-    if (is_on_device) operation.factor_address = factor;
-    if (!is_on_device) operation.factor.assign(bytes, bytes + size_of(type));
+    require(residence == 1, kInvalidArgument, "RedOpCreatePreMulSum : the scalar is on the host, in the stand-in");
+    operation.factor.assign(bytes, bytes + size_of(type));
     for (*reduction = kPreMulSum; factors.count(*reduction) > 0;) ++*reduction;
     factors[*reduction] = operation;
     return kSuccess;
@@ -411,15 +286,6 @@ NCCL_API Status ncclAllGather(In send, Out receive, size_t count, int type, Comm
 NCCL_API Status ncclReduceScatter(In send, Out receive, size_t count, int type, int reduction, Comm comm,
                                   Stream stream) {
   return add_operation({{Kind::kReduceScatter, type, reduction, 0, count}, send, receive}, comm, stream);
-}
-NCCL_API Status ncclAlltoAll(In send, Out receive, size_t count, int type, Comm comm, Stream stream) {
-  return add_operation({{Kind::kAlltoAll, type, 0, 0, count}, send, receive}, comm, stream);
-}
-NCCL_API Status ncclGather(In send, Out receive, size_t count, int type, int root, Comm comm, Stream stream) {
-  return add_operation({{Kind::kGather, type, 0, root, count}, send, receive}, comm, stream);
-}
-NCCL_API Status ncclScatter(In send, Out receive, size_t count, int type, int root, Comm comm, Stream stream) {
-  return add_operation({{Kind::kScatter, type, 0, root, count}, send, receive}, comm, stream);
 }
 NCCL_API Status ncclSend(In send, size_t count, int type, int peer, Comm comm, Stream stream) {
   return add_operation({{Kind::kSend, type, 0, peer, count}, send}, comm, stream);

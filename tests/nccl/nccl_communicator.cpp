@@ -14,15 +14,14 @@ std::shared_ptr<stand_in::Allocation> stand_in_find_memory(const void* address);
 namespace stand_in::nccl {
 namespace {
 
-// Thrown where an abort or a revocation ends what a batch waits for.
+// Thrown where an abort ends what a batch waits for.
 struct Ended {};
 
 std::string describe(const Header& header) {
   auto words = text(name_of(header.kind), " of ", header.count, " x ", name_of_type(header.type));
   const auto kind = header.kind;
   if (is_reduction(kind)) words += text(", ", name_of_reduction(header.reduction));
-  const bool has_root =
-      kind == Kind::kBroadcast || kind == Kind::kReduce || kind == Kind::kGather || kind == Kind::kScatter;
+  const bool has_root = kind == Kind::kBroadcast || kind == Kind::kReduce;
   return has_root ? text(words, ", root ", header.root) : words;
 }
 
@@ -106,35 +105,17 @@ void spoil(const Operation& operation, size_t bytes) {
 }  // namespace
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"AllReduce", "Broadcast", "Reduce",  "AllGather", "ReduceScatter",
-                                    "AlltoAll",  "Gather",    "Scatter", "Send",      "Recv"};
+  constexpr const char* kNames[] = {"AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "Send", "Recv"};
   return kNames[static_cast<int>(kind)];
 }
 
 bool sends(const Header& header, int from, int to) {
-  switch (header.kind) {
-    case Kind::kReduce:
-    case Kind::kGather:
-      return to == header.root;
-    case Kind::kBroadcast:
-    case Kind::kScatter:
-      return from == header.root;
-    default:
-      return true;
-  }
-}
-
-bool has_block_for_each(Kind kind) {
-  return kind == Kind::kReduceScatter || kind == Kind::kAlltoAll || kind == Kind::kScatter;
-}
-
-bool has_block_from_each(Kind kind) {
-  return kind == Kind::kAllGather || kind == Kind::kAlltoAll || kind == Kind::kGather;
+  if (header.kind == Kind::kReduce) return to == header.root;
+  return header.kind != Kind::kBroadcast || from == header.root;
 }
 
 bool receives(const Header& header, int rank) {
-  const bool is_to_root = header.kind == Kind::kReduce || header.kind == Kind::kGather;
-  return header.kind != Kind::kSend && (!is_to_root || rank == header.root);
+  return header.kind != Kind::kSend && (header.kind != Kind::kReduce || rank == header.root);
 }
 
 bool is_reduction(Kind kind) {
@@ -170,10 +151,10 @@ void Communicator::withdraw() {
 void Communicator::run(uint64_t number, const std::vector<Operation>& batch) {
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return completed_ == number || is_over(); });
+    changed_.wait(lock, [&] { return completed_ == number || is_aborted_; });
     ++running_;
   }
-  if (is_over()) {
+  if (is_aborted_) {
     leave_unbegun(batch);
   } else {
     const auto kernel = Kernels::get().begin(device);
@@ -188,11 +169,11 @@ void Communicator::run(uint64_t number, const std::vector<Operation>& batch) {
 
 void Communicator::leave_unbegun(const std::vector<Operation>& batch) {
   static const bool is_late = number_from_environment("PROCGROUP_STAND_IN_NCCL_LATE_ABORT", 0) != 0;
-  if (!is_late || !is_aborted_) return;
+  if (!is_late) return;
   for (const auto& operation : batch) {
     const auto& header = operation.header;
     if (!receives(header, rank)) continue;
-    const size_t blocks = has_block_from_each(header.kind) ? size : 1;
+    const size_t blocks = header.kind == Kind::kAllGather ? size : 1;
     spoil(operation, std::min<size_t>(64, header.count * size_of(header.type) * blocks));
   }
 }
@@ -234,11 +215,11 @@ void Communicator::collective(const Operation& operation) {
   if (header.count == 0) return;  // NCCL drops it: no rank waits for another
   std::vector<Bytes> contributions;
   for (int peer = 0; peer < size; ++peer) contributions.push_back(matching(operation, peer));
-  if (has_block_from_each(header.kind)) {
+  if (header.kind == Kind::kAllGather) {
     for (int peer = 0; peer < size; ++peer) {
       copy_into(operation.receive, contributions[0].size() * peer, contributions[peer]);
     }
-  } else if (header.kind == Kind::kBroadcast || header.kind == Kind::kScatter) {
+  } else if (header.kind == Kind::kBroadcast) {
     copy_into(operation.receive, 0, contributions[header.root]);
   } else if (sends(header, rank, rank)) {
     const auto memory = memory_at(operation.receive, 0, contributions[0].size());
@@ -248,13 +229,8 @@ void Communicator::collective(const Operation& operation) {
 
 Bytes Communicator::contribution(const Operation& operation, int peer) {
   const auto bytes = operation.header.count * size_of(operation.header.type);
-  auto values = copy_of(operation.send, has_block_for_each(operation.header.kind) ? bytes * peer : 0, bytes);
-  if (operation.header.reduction == kPreMulSum) {
-    const auto* device_factor = operation.factor_address;
-    const auto width = size_of(operation.header.type);
-    scale(operation.header.type, device_factor != nullptr ? copy_of(device_factor, 0, width) : operation.factor,
-          values);
-  }
+  auto values = copy_of(operation.send, operation.header.kind == Kind::kReduceScatter ? bytes * peer : 0, bytes);
+  if (operation.header.reduction == kPreMulSum) scale(operation.header.type, operation.factor, values);
   return values;
 }
 
@@ -301,11 +277,10 @@ void Communicator::messages(const std::vector<Operation>& batch) {
 
 // State
 
-bool Communicator::wait(const std::function<bool()>& is_met, bool is_control) {
+bool Communicator::wait(const std::function<bool()>& is_met) {
   std::unique_lock lock(mutex_);
-  const auto is_ended = [&] { return is_aborted_ || (is_revoked_ && !is_control); };
-  changed_.wait(lock, [&] { return is_ended() || is_met(); });
-  return !is_ended();
+  changed_.wait(lock, [&] { return is_aborted_ || is_met(); });
+  return !is_aborted_;
 }
 
 void Communicator::hang() {
@@ -313,105 +288,27 @@ void Communicator::hang() {
 }
 
 bool Communicator::flush() {
-  return wait([this] { return completed_ == issued_; }, true);
-}
-
-void Communicator::start(std::function<Status()> job) {
-  const Call call(*this);
-  join();
-  {
-    std::lock_guard lock(mutex_);
-    state_ = kInProgress;
-  }
-  std::lock_guard lock(joining_);
-  has_job_ = true;
-  job_ = std::thread([this, job = std::move(job)] {
-    Status status;
-    try {
-      status = job();
-    } catch (const Refused& refused) {
-      status = refused.status;
-      set_last_error(refused.reason);
-    }
-    std::lock_guard lock(mutex_);
-    if (state_ == kInProgress) state_ = status;
-  });
-}
-
-Status Communicator::join() {
-  {
-    std::lock_guard lock(joining_);
-    if (job_.joinable()) job_.join();
-    has_job_ = false;
-  }
-  return state();
+  return wait([this] { return completed_ == issued_; });
 }
 
 Status Communicator::state() {
   std::lock_guard lock(mutex_);
-  return has_lost_job_ ? kInProgress : state_;
-}
-
-Status Communicator::poll() {
-  const auto status = state();
-  if (status == kInProgress) return status;
-  if (!has_job_) {  // nothing to join, unless another thread's call is about to link a job
-    if (is_in_call_elsewhere()) lose_job();
-    return state();
-  }
-  const Call call(*this);
-  // Long enough for another thread to come, as it can in the real one.
-  if (is_for_one_caller()) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  join();
-  return state();
-}
-
-bool Communicator::enter() {
-  std::thread::id caller;
-  if (!is_for_one_caller() || caller_.compare_exchange_strong(caller, std::this_thread::get_id())) return true;
-  if (caller != std::this_thread::get_id()) lose_job();
-  return false;
-}
-
-bool Communicator::is_in_call_elsewhere() const {
-  const auto caller = caller_.load();
-  return caller != std::thread::id() && caller != std::this_thread::get_id();
-}
-
-void Communicator::lose_job() {
-  std::lock_guard lock(mutex_);
-  if (!has_lost_job_) std::fputs("NCCL WARN Thread join failed: No such process\n", stderr);
-  has_lost_job_ = true;
+  return state_;
 }
 
 void Communicator::fail(Status status, const std::string& reason) {
   std::lock_guard lock(mutex_);
-  if (state_ != kSuccess && state_ != kInProgress) return;
+  if (state_ != kSuccess) return;
   state_ = status;
   set_last_error(reason);
 }
 
-void Communicator::revoke() {
-  {
-    std::lock_guard lock(mutex_);
-    is_revoked_ = true;
-    state_ = kSuccess;
-    changed_.notify_all();
-  }
-  flush();
-}
-
 // Nothing waits for a stream here: that is for wait_for_device().
 void Communicator::abort() {
-  std::shared_ptr<Communicator> child;
-  {
-    std::lock_guard lock(mutex_);
-    is_aborted_ = true;
-    changed_.notify_all();
-    for (auto& peer : peers_) shutdown(peer.socket, SHUT_RDWR);
-    child = child_;
-  }
-  if (child != nullptr) child->abort();
+  std::lock_guard lock(mutex_);
+  is_aborted_ = true;
+  changed_.notify_all();
+  for (auto& peer : peers_) shutdown(peer.socket, SHUT_RDWR);
 }
 
 void Communicator::wait_for_device() {
@@ -420,7 +317,7 @@ void Communicator::wait_for_device() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return completed_ == issued_ && graphs_ == 0; });
   }
-  end_threads();
+  end_reader();
 }
 
 void Communicator::wait_for_kernels() {
@@ -443,15 +340,14 @@ void Communicator::wait_for_graphs() {
   changed_.wait(lock, [this] { return graphs_ == 0; });
 }
 
-void Communicator::end_threads() {
-  join();
+void Communicator::end_reader() {
   std::lock_guard lock(joining_);
   if (reader_.joinable()) reader_.join();
 }
 
 void Communicator::close() {
   abort();
-  end_threads();
+  end_reader();
   for (auto& peer : peers_) {
     if (peer.socket >= 0) ::close(peer.socket);
   }

@@ -2,7 +2,7 @@
 //
 // Vocabulary: a *frame* is a header and its payload. On the *data* channel a header announces the operation for which
 // the payload is, so that the receiver can compare it with its own; an *ack* ends a send; a *control* frame belongs to
-// init, split or finalize; a *failure* carries an error to the ranks that did not see it themselves. A *batch* is what
+// init, windows or finalize; a *failure* carries an error to the ranks that did not see it themselves. A *batch* is what
 // one stream operation does: the operations of one group.
 //
 //      rank 0  <── socket ──>  rank 1          the thread of each communicator sorts arriving frames into queues,
@@ -10,10 +10,7 @@
 //          `──>  rank 2  <─────´
 //
 // As in NCCL, batches run in the order in which they were issued, whatever their streams; a rank that dies leaves the
-// others waiting; an operation that failed waits too; only abort (or revoke) ends them.
-//
-// Also as in NCCL, a non-blocking communicator has a *job* while a thread does something for it, and the first call
-// that finds the job done joins the thread, without a lock: calls of two threads at once are an error of the program.
+// others waiting; an operation that failed waits too; only abort ends them.
 #pragma once
 
 #include <atomic>
@@ -63,17 +60,14 @@ void set_last_error(const std::string& reason);
 
 // clang-format off
 enum class Kind : int32_t {
-  kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kAlltoAll, kGather, kScatter,
-  kSend, kRecv, kAck, kControl, kConnect, kFailure
+  kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kSend, kRecv, kAck, kControl, kConnect, kFailure
 };
 // clang-format on
 
 const char* name_of(Kind kind);
 
-// Whether `from` has bytes for `to`, and whether a rank has a block of `count` elements for or from each rank.
+// Whether `from` has bytes for `to`.
 bool sends(const struct Header& header, int from, int to);
-bool has_block_for_each(Kind kind);
-bool has_block_from_each(Kind kind);
 bool is_reduction(Kind kind);
 // Whether the call of a rank has a buffer for what it receives.
 bool receives(const Header& header, int rank);
@@ -96,33 +90,28 @@ struct Operation {
   Header header;  // of a send or receive, `root` is the peer
   const void* send = nullptr;
   void* receive = nullptr;
-  Bytes factor{};                        // of PreMulSum
-  const void* factor_address = nullptr;  // of PreMulSum whose factor is on the device
-  std::optional<Status> failure{};       // injected; kInProgress stands for a hang
+  Bytes factor{};                   // of PreMulSum
+  std::optional<Status> failure{};  // injected; kInProgress stands for a hang
 };
 
 class Communicator {
  public:
-  Communicator(std::string id, int rank, int size, int device, bool is_blocking)
-      : id(std::move(id)), rank(rank), size(size), device(device), is_blocking(is_blocking), peers_(size) {}
+  Communicator(std::string id, int rank, int size, int device)
+      : id(std::move(id)), rank(rank), size(size), device(device), peers_(size) {}
   ~Communicator() { close(); }
 
   const std::string id;
   const int rank;
   const int size;
   const int device;
-  const bool is_blocking;
 
-  // Connect to all ranks; returns once all are there. An abort ends it with kInternalError.
-  Status connect();
+  // Connect to all ranks; returns once all are there.
+  void connect();
 
   // Let the other ranks know that this one is in its first collective; wait until all are, false after an abort.
   // NCCL connects the ranks then, and not before.
   void announce_collective();
   bool wait_for_collectives();
-
-  // Connect a child, which an abort of this communicator ends too while it lasts.
-  Status connect_child(const std::shared_ptr<Communicator>& child);
 
   // Return each rank's bytes, in rank order; nothing after an abort. All ranks must call it.
   std::optional<std::vector<Bytes>> gather(const Bytes& own);
@@ -135,21 +124,10 @@ class Communicator {
   // Wait until all batches are complete; false after an abort.
   bool flush();
 
-  // Run a job in a thread; until it returns the state is kInProgress, then what it returned.
-  void start(std::function<Status()> job);
-  Status join();
-
   Status state();
-  // Return the state, as ncclCommGetAsyncError: of a job that is done, join the thread.
-  Status poll();
-  // Note that this thread is in a call. Return false where it was so already; where another thread is in one, the
-  // communicator is in progress for ever.
-  bool enter();
-  void leave() { caller_ = std::thread::id(); }
   void fail(Status status, const std::string& reason);
 
   // End what waits here, and everything to come.
-  void revoke();
   void abort();
   // Wait after an abort, as NCCL, until the kernels of all communicators have left that now run on the GPU of this
   // one, and until the streams have come to all that was queued on this one.
@@ -159,13 +137,10 @@ class Communicator {
   // Kept by a graph into which work was captured. As NCCL's, the communicator does not end before the graph has.
   std::shared_ptr<void> keep_for_graph();
   void wait_for_graphs();
-  bool is_revoked() const { return is_revoked_; }
   // Wait for an abort, as whatever hangs does.
   void hang();
 
   std::map<int, Operation> factors;  // of PreMulSum, by the number of the reduction
-  int split_count = 0;
-  std::map<std::string, int> child_counts;  // by the group of ranks
   std::atomic<bool> is_finalized = false;
 
   // Memory that all ranks have registered together.
@@ -184,18 +159,13 @@ class Communicator {
   };
 
   void close();
-  void end_threads();
+  void end_reader();
   void read_all();
   void deliver(int peer, Frame frame);
   void write(int peer, Header header, const Bytes& payload);
-  // Wait for a condition; false where an abort, or a revocation of all that is no control, comes first.
-  bool wait(const std::function<bool()>& is_met, bool is_control = false);
+  // Wait for a condition; false where an abort comes first.
+  bool wait(const std::function<bool()>& is_met);
 
-  bool is_over() const { return is_aborted_ || is_revoked_; }
-  bool is_in_call_elsewhere() const;
-  void lose_job();
-  // Whether calls of two threads at once go wrong: one rank alone needs no threads.
-  bool is_for_one_caller() const { return !is_blocking && size > 1; }
   void connect_to(int peer);
   void accept_from_higher_ranks(int listener);
   void refuse_shared_devices();
@@ -211,37 +181,17 @@ class Communicator {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Peer> peers_;
-  std::mutex joining_;  // guards both threads' handles: an abort may come from any thread
+  std::mutex joining_;  // guards the thread's handle: an abort may come from any thread
   std::thread reader_;
-  std::thread job_;
-  std::atomic<bool> has_job_ = false;
-  std::atomic<std::thread::id> caller_{};
-  std::shared_ptr<Communicator> child_;  // while it is connected
   std::atomic<bool> is_aborted_ = false;
-  std::atomic<bool> is_revoked_ = false;
   std::atomic<bool> is_announced_ = false;
   std::atomic<bool> is_connected_ = false;
   Status state_ = kSuccess;
-  bool has_lost_job_ = false;  // and so is in progress for ever
   uint64_t issued_ = 0;
   uint64_t completed_ = 0;
   int running_ = 0;
   int graphs_ = 0;
   std::map<uintptr_t, size_t> windows_;
-};
-
-// A call on a communicator, while it lasts.
-class Call {
- public:
-  explicit Call(Communicator& communicator) : communicator_(communicator), has_entered_(communicator.enter()) {}
-  Call(const Call&) = delete;
-  ~Call() {
-    if (has_entered_) communicator_.leave();
-  }
-
- private:
-  Communicator& communicator_;
-  bool has_entered_;
 };
 
 }  // namespace stand_in::nccl

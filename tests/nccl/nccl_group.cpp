@@ -49,8 +49,6 @@ struct Batch {
 struct Group {
   int depth = 0;
   Status error = kSuccess;
-  std::optional<bool> is_blocking{};
-  std::vector<std::shared_ptr<Communicator>> inits{};
   std::vector<Batch> batches{};
   std::vector<std::shared_ptr<Communicator>> aborts{};
 };
@@ -136,28 +134,7 @@ bool needs_ranks(const Batch& batch) {
   return std::any_of(batch.operations.begin(), batch.operations.end(), moves);
 }
 
-Status launch_or_start(Batch batch) {
-  static const auto delay = number_from_environment("PROCGROUP_STAND_IN_NCCL_DELAY_US", 1000);
-  auto communicator = batch.communicator;
-  if (communicator->is_blocking && needs_ranks(batch)) {
-    require(communicator->wait_for_collectives(), kInternalError, "the communicator was aborted or revoked");
-  }
-  if (communicator->is_blocking || communicator->size == 1) return launch(std::move(batch)), kSuccess;
-  communicator->start([batch = std::move(batch)] {
-    std::this_thread::sleep_for(std::chrono::microseconds(delay));
-    launch(batch);
-    return kSuccess;
-  });
-  return kInProgress;
-}
-
 Status end_unless_started() { return group.depth > 0 ? kSuccess : end_group(); }
-
-void require_one_mode(bool is_blocking) {
-  require(group.is_blocking.value_or(is_blocking) == is_blocking, kInvalidArgument,
-          "Blocking and nonblocking communicators are not allowed in the same group.");
-  if (group.depth > 0) group.is_blocking = is_blocking;
-}
 
 // The buffer is one of a call: AllReduce, sendbuff.
 void check_pointer(const Communicator& communicator, const void* pointer, size_t bytes, Kind kind, const char* buffer) {
@@ -179,11 +156,11 @@ void check(const Communicator& communicator, const Operation& operation) {
   require(header.type >= 0 && header.type < kTypes, kInvalidArgument, call, " : invalid type ", header.type);
   const auto bytes = header.count * size_of(header.type);
   if (header.kind != Kind::kRecv && sends(header, communicator.rank, header.root)) {
-    const auto blocks = has_block_for_each(header.kind) ? communicator.size : 1;
+    const auto blocks = header.kind == Kind::kReduceScatter ? communicator.size : 1;
     check_pointer(communicator, operation.send, bytes * blocks, header.kind, "sendbuff");
   }
   if (receives(header, communicator.rank)) {
-    const auto blocks = has_block_from_each(header.kind) ? communicator.size : 1;
+    const auto blocks = header.kind == Kind::kAllGather ? communicator.size : 1;
     check_pointer(communicator, operation.receive, bytes * blocks, header.kind, "recvbuff");
   }
 }
@@ -198,7 +175,6 @@ void resolve_reduction(const Communicator& communicator, Operation& operation) {
   require(found != communicator.factors.end() && found->second.header.type == header.type, kInvalidArgument, call,
           " : reduction operation ", header.reduction, " unknown to this communicator, or of another type");
   operation.factor = found->second.factor;
-  operation.factor_address = found->second.factor_address;
   header.reduction = kPreMulSum;
 }
 
@@ -279,9 +255,7 @@ std::shared_ptr<Communicator> find(Comm comm, const char* call) {
 
 std::shared_ptr<Communicator> ready(Comm comm, const char* call) {
   auto communicator = find(comm, call);
-  const auto state = communicator->poll();
-  require(state != kInProgress, kInvalidArgument, call,
-          " : Attempt to use communicator before the previous operation returned ncclSuccess");
+  const auto state = communicator->state();
   require(state == kSuccess, state, call, " : the communicator failed before");
   return communicator;
 }
@@ -305,21 +279,17 @@ Status end_group() {
       for (auto& communicator : ended.aborts) communicator->wait_for_device();
     });
   }
-  Status status = ended.error;
-  if (status != kSuccess) return status;
-  for (auto& init : ended.inits) {
-    const auto result = init->is_blocking ? init->join() : kInProgress;
-    if (status == kSuccess) status = result;
-  }
+  if (ended.error != kSuccess) return ended.error;
   // All first, and then the waits: so two ranks may have the communicators of a group in different orders.
   for (auto& batch : ended.batches) {
-    if (batch.communicator->is_blocking && has_collective(batch)) batch.communicator->announce_collective();
+    if (has_collective(batch)) batch.communicator->announce_collective();
   }
   for (auto& batch : ended.batches) {
-    const auto result = launch_or_start(std::move(batch));
-    if (status == kSuccess) status = result;
+    const bool is_ready = !needs_ranks(batch) || batch.communicator->wait_for_collectives();
+    require(is_ready, kInternalError, "the communicator was aborted");
+    launch(std::move(batch));
   }
-  return status;
+  return kSuccess;
 }
 
 Status add_abort(const std::shared_ptr<Communicator>& communicator) {
@@ -329,25 +299,14 @@ Status add_abort(const std::shared_ptr<Communicator>& communicator) {
   return end_unless_started();
 }
 
-Status add_init(const std::shared_ptr<Communicator>& communicator) {
-  require(group.batches.empty(), kInvalidUsage, "CommInitRank : not in one group with operations");
-  require_one_mode(communicator->is_blocking);
-  group.inits.push_back(communicator);
-  return end_unless_started();
-}
-
 std::atomic<int> windowed_operations = 0;
 
 Status add_operation(Operation operation, Comm comm, Stream stream) {
   return guarded([&] {
     const char* call = name_of(operation.header.kind);
     const auto communicator = find(comm, call);
-    const Call entered(*communicator);
     ready(comm, call);
     require(!communicator->is_finalized, kInvalidUsage, call, " : the communicator was finalized");
-    require(!communicator->is_revoked(), kInvalidUsage, call, " : the communicator was revoked");
-    require(group.inits.empty(), kInvalidUsage, call, " : not in one group with ncclCommInitRank");
-    require_one_mode(communicator->is_blocking);
     check(*communicator, operation);
     if (is_reduction(operation.header.kind)) resolve_reduction(*communicator, operation);
     if (communicator->is_in_window(operation.send)) ++windowed_operations;

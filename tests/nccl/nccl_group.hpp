@@ -36,16 +36,16 @@ std::string last_error();
 // Return the error that PROCGROUP_STAND_IN_NCCL_FAIL requests for this call, if any; kInProgress stands for a hang.
 std::optional<Status> requested_failure(const char* call);
 
-// Communicators have numbers that are never used again, so that a destroyed one is known to be so.
 // How many operations read memory of a window.
 extern std::atomic<int> windowed_operations;
 
+// Communicators have numbers that are never used again, so that a destroyed one is known to be so.
 Comm publish(const std::shared_ptr<Communicator>& communicator);
 // Take a communicator out of those that are known.
 std::shared_ptr<Communicator> take(Comm comm, const char* call);
 std::shared_ptr<Communicator> find(Comm comm, const char* call);
 
-// Find a communicator that takes calls: the one before is complete and none has failed.
+// Find a communicator of which no operation has failed.
 std::shared_ptr<Communicator> ready(Comm comm, const char* call);
 
 void start_group();
@@ -58,8 +58,7 @@ void require_none_in_group(const std::shared_ptr<Communicator>& communicator, co
 // Abort a communicator, and wait for its GPU: at the end of the group, where one was started.
 Status add_abort(const std::shared_ptr<Communicator>& communicator);
 
-// Add a communicator that is being initialised, or an operation, and end the group unless one was started.
-Status add_init(const std::shared_ptr<Communicator>& communicator);
+// Add an operation, and end the group unless one was started.
 Status add_operation(Operation operation, Comm comm, Stream stream);
 
 }  // namespace stand_in::nccl

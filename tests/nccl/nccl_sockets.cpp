@@ -95,7 +95,7 @@ class Arrivals {
 
 // Connections
 
-Status Communicator::connect() {
+void Communicator::connect() {
   const Address own(id, rank);
   const int listener = new_socket();
   if (bind(listener, own.get(), own.length) != 0 || listen(listener, size) != 0) {
@@ -103,50 +103,32 @@ Status Communicator::connect() {
     throw Refused{kInternalError, text("Bootstrap : rank ", rank, " of ", size, " ranks has already checked in")};
   }
   try {
-    for (int peer = 0; peer < rank && !is_aborted_; ++peer) connect_to(peer);
+    for (int peer = 0; peer < rank; ++peer) connect_to(peer);
     accept_from_higher_ranks(listener);
   } catch (const Refused&) {
     ::close(listener);
     throw;
   }
   ::close(listener);
-  if (is_aborted_) return kInternalError;
   reader_ = std::thread([this] { read_all(); });
   refuse_shared_devices();
-  return is_aborted_ ? kInternalError : kSuccess;
-}
-
-Status Communicator::connect_child(const std::shared_ptr<Communicator>& child) {
-  {
-    std::lock_guard lock(mutex_);
-    if (is_aborted_) return kInternalError;
-    child_ = child;
-  }
-  const auto status = child->connect();
-  std::lock_guard lock(mutex_);
-  child_ = nullptr;
-  return status;
 }
 
 void Communicator::connect_to(int peer) {
   const Address address(id, peer);
   const int connection = new_socket();
-  while (!is_aborted_ && ::connect(connection, address.get(), address.length) != 0) usleep(2000);
+  while (::connect(connection, address.get(), address.length) != 0) usleep(2000);
   const Hello hello{rank, size};
   write_fully(connection, &hello, sizeof(hello), nullptr, 0);
-  std::lock_guard lock(mutex_);
   peers_[peer].socket = connection;
 }
 
 void Communicator::accept_from_higher_ranks(int listener) {
-  for (int missing = size - 1 - rank; missing > 0 && !is_aborted_;) {
-    pollfd ready{listener, POLLIN, 0};
-    if (::poll(&ready, 1, 10) <= 0) continue;
+  for (int missing = size - 1 - rank; missing > 0;) {
     const int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     Hello hello{};
     const bool is_complete = read_fully(connection, &hello, sizeof(hello));
     if (is_complete && hello.size == size && hello.rank > rank && hello.rank < size && peers_[hello.rank].socket < 0) {
-      std::lock_guard lock(mutex_);
       peers_[hello.rank].socket = connection;
       --missing;
       continue;
@@ -236,7 +218,7 @@ std::optional<std::vector<Bytes>> Communicator::gather(const Bytes& own) {
   for (int peer = 0; peer < size; ++peer) write(peer, {.kind = Kind::kControl}, own);
   std::vector<Bytes> all;
   for (auto& peer : peers_) {
-    if (!wait([&] { return !peer.control.empty(); }, true)) return std::nullopt;
+    if (!wait([&] { return !peer.control.empty(); })) return std::nullopt;
     std::lock_guard lock(mutex_);
     all.push_back(std::move(peer.control.front().payload));
     peer.control.pop_front();

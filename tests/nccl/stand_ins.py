@@ -1,4 +1,4 @@
-"""Build and load stand-ins for libcuda.so.1 and libnccl.so.2, so that programs of nccl4py run without a GPU.
+"""Build and load stand-ins for libcuda.so.1 and libnccl.so.2, so that procgroup and nccl4py find them without a GPU.
 
 A world's ranks are forked, and a library path has no effect on a process that runs already; hence they load the
 libraries before they import nccl or cuda::
@@ -27,7 +27,6 @@ Variables of the GPUs (see cuda_device.hpp), with their defaults::
 and of NCCL (see nccl_api.cpp)::
 
     PROCGROUP_STAND_IN_NCCL_FAIL=          requests errors
-    PROCGROUP_STAND_IN_NCCL_DELAY_US=1000  delays operations on non-blocking communicators of two or more ranks
     PROCGROUP_STAND_IN_NCCL_LATE_ABORT=0   1: a kernel that begins after an abort spoils its receive buffer
     PROCGROUP_STAND_IN_NCCL_VERSION=22807  what ncclGetVersion returns
 

@@ -35,7 +35,7 @@ if gpu_arrays.MISSING:
 
 pytestmark = pytest.mark.timeout(170 if SAMPLED else 7200)
 
-GPUS = {"PROCGROUP_STAND_IN_GPUS": "4", "PROCGROUP_STAND_IN_DELAY_US": "100", "PROCGROUP_STAND_IN_NCCL_DELAY_US": "300"}
+GPUS = {"PROCGROUP_STAND_IN_GPUS": "4", "PROCGROUP_STAND_IN_DELAY_US": "100"}
 """So late that a wait which is missing shows as a wrong result."""
 
 KINDS: dict[str, Callable[[int, bool], list[Case]]] = {
