@@ -3,23 +3,67 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from itertools import permutations, product
 from typing import Any
 
 import numpy as np
 import pytest
+from collectives.backend_programs import HOST, HOST_MESSAGES, MESSAGES, for_arrays
 from collectives.contract_cases import DTYPES, SIZES, TRANSPORTS, counts
+from collectives.playing import nothing_went_wrong, play_programs
 
 import procgroup as dist
 from oracle import numpy_dtype
 from procgroup.testing import run_ranks
-from world import run
+from world import WorldFailed, run
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 def on(transport: str) -> dict[str, str]:
     return {"PROCGROUP_TRANSPORT": transport}
+
+
+PROGRAMS = for_arrays(HOST, MESSAGES, HOST_MESSAGES)
+
+
+def play_all(rank: int, size: int) -> dict[str, str]:
+    dist.init_process_group(timeout=20)
+    return play_programs(PROGRAMS, rank, size)
+
+
+@cache
+def played(transport: str, size: int) -> list[dict[str, str]] | WorldFailed:
+    try:
+        return run(play_all, size, timeout=60, environment=on(transport))
+    except WorldFailed as error:
+        return error
+
+
+@transports
+@pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_on_several_ranks(transport: str, size: int, name: str) -> None:
+    results = played(transport, size)
+    if isinstance(results, WorldFailed):
+        raise results
+    nothing_went_wrong(name, results)
+
+
+def a_send_has_no_source(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    if rank:
+        dist.recv(np.zeros(1), 0)
+        return
+    work: Any = dist.isend(np.zeros(1), 1)
+    with pytest.raises(RuntimeError, match="source"):
+        work.source_rank()
+
+
+@transports
+def test_the_work_of_a_send_names_no_source(transport: str) -> None:
+    run(a_send_has_no_source, 2, environment=on(transport))
 
 
 def messages_of_every_length(rank: int, size: int, dtype: str) -> None:
@@ -65,101 +109,6 @@ def test_messages_that_are_lent_arrive_head_to_head_too(transport: str) -> None:
     run(messages_that_are_lent, 2, environment=on(transport))
 
 
-def many_tags(rank: int, size: int) -> None:
-    dist.init_process_group(timeout=20)
-    tags = [0, 1, 7, 1000, (1 << 31) + 5, (1 << 63) - 1]
-    if rank == 0:
-        works: list[Any] = [dist.isend(np.array([tag, turn]), 1, tag=tag) for turn in range(20) for tag in tags]
-        for work in works:
-            work.wait()
-        return
-    for tag in reversed(tags):
-        for turn in range(20):
-            got = np.zeros(2, np.int64)
-            dist.recv(got, 0, tag=tag)
-            assert got.tolist() == [tag, turn], "messages of one tag arrive in order, whatever the other tags do"
-
-
-@transports
-def test_messages_of_one_tag_arrive_in_order_and_tags_do_not_wait_for_each_other(transport: str) -> None:
-    run(many_tags, 2, environment=on(transport))
-
-
-def receive_from_anyone(rank: int, size: int) -> None:
-    dist.init_process_group(timeout=20)
-    turns = 30
-    if rank:
-        for turn in range(turns):
-            dist.send(np.array([rank, turn]), 0, tag=3)
-        return
-    last = [-1] * size
-    for _ in range(turns * (size - 1)):
-        got = np.zeros(2, np.int64)
-        source = dist.recv(got, tag=3)
-        assert source == got[0]
-        assert got[1] == last[source] + 1, "messages of one sender arrive in order"
-        last[source] = int(got[1])
-
-
-@transports
-@pytest.mark.parametrize("size", [2, 4, 7])
-def test_receiving_from_any_source_takes_each_message_once_in_order(transport: str, size: int) -> None:
-    run(receive_from_anyone, size, environment=on(transport))
-
-
-def async_receives_from_anyone(rank: int, size: int) -> None:
-    dist.init_process_group(timeout=20)
-    if rank:
-        dist.send(np.full(5, rank), 0)
-        return
-    arrays = [np.zeros(5, np.int64) for _ in range(size - 1)]
-    works: list[Any] = [dist.irecv(array) for array in arrays]
-    for work in works:
-        work.wait()
-    assert sorted(work.source_rank() for work in works) == list(range(1, size))
-    assert all((array == work.source_rank()).all() for array, work in zip(arrays, works, strict=True))
-    reduced: Any = dist.isend(np.zeros(1), 1, tag=9)
-    with pytest.raises(RuntimeError, match="source"):
-        reduced.source_rank()
-
-
-@transports
-def test_an_async_receive_from_any_source_names_it(transport: str) -> None:
-    run(async_receives_from_anyone, 4, environment=on(transport))
-
-
-def send_head_to_head(rank: int, size: int) -> None:
-    dist.init_process_group(timeout=20)
-    mine = np.full(2_000_000, rank, np.int64)
-    got = np.full(2_000_000, -1, np.int64)
-    sent: Any = dist.isend(mine, 1 - rank)
-    dist.recv(got, 1 - rank)
-    sent.wait()
-    assert (got == 1 - rank).all()
-
-
-@transports
-def test_large_isends_head_to_head_do_not_wait_for_receives(transport: str) -> None:
-    run(send_head_to_head, 2, environment=on(transport))
-
-
-def all_to_all(rank: int, size: int) -> None:
-    dist.init_process_group(timeout=20)
-    for count in (1, 1000, 100_003):
-        got = {peer: np.zeros(count, np.int64) for peer in range(size) if peer != rank}
-        works: list[Any] = [dist.isend(np.full(count, rank * 100 + peer), peer, tag=count) for peer in got]
-        works += [dist.irecv(array, peer, tag=count) for peer, array in reversed(got.items())]
-        for work in works:
-            work.wait()
-        for peer, array in got.items():
-            assert (array == peer * 100 + rank).all(), (count, peer)
-
-
-@transports
-def test_seven_ranks_send_to_all_others_at_once(transport: str) -> None:
-    run(all_to_all, 7, timeout=40, environment=on(transport))
-
-
 ACTIONS = ["isend", "irecv", "isend", "irecv"]
 
 
@@ -190,25 +139,6 @@ def test_sends_and_receives_complete_in_every_order_of_issue(transport: str) -> 
     run(orders_of_issue, 2, environment=on(transport))
 
 
-def send_without_a_receive(rank: int, size: int) -> None:
-    dist.init_process_group(timeout=20)
-    if rank == 0:
-        for turn in range(20):
-            dist.send(np.full(16, turn), 1)  # small enough to go before anybody asks for it
-        dist.barrier()
-        return
-    dist.barrier()
-    for turn in range(20):
-        got = np.zeros(16, np.int64)
-        dist.recv(got, 0)
-        assert (got == turn).all()
-
-
-@transports
-def test_small_sends_need_no_receive_to_be_waiting(transport: str) -> None:
-    run(send_without_a_receive, 2, environment=on(transport))
-
-
 def send_and_leave(rank: int, size: int, count: int) -> None:
     dist.init_process_group(timeout=20)
     if rank == 0:
@@ -232,24 +162,6 @@ def test_a_rank_that_exits_first_delivers_what_it_sent(transport: str, count: in
     run(send_and_leave, 2, args=(count,), environment=on(transport))
 
 
-def change_after_sending(rank: int, size: int) -> None:
-    dist.init_process_group(timeout=20)
-    array = np.zeros(5000)
-    for turn in range(100):
-        if rank == 0:
-            array[:] = turn
-            dist.send(array, 1)
-            array[:] = -1
-        else:
-            dist.recv(array, 0)
-            assert (array == turn).all(), turn
-
-
-@transports
-def test_an_array_may_be_changed_as_soon_as_send_returns(transport: str) -> None:
-    run(change_after_sending, 2, environment=on(transport))
-
-
 def ten_thousand(rank: int, size: int) -> None:
     dist.init_process_group(timeout=30)
     count = 10_000
@@ -267,25 +179,6 @@ def ten_thousand(rank: int, size: int) -> None:
 @transports
 def test_ten_thousand_messages_can_be_under_way(transport: str) -> None:
     run(ten_thousand, 2, timeout=50, environment=on(transport))
-
-
-def messages_among_collectives(rank: int, size: int) -> None:
-    dist.init_process_group(timeout=20)
-    for turn in range(50):
-        total = np.array([1])
-        summed: Any = dist.all_reduce(total, async_op=True)
-        got = np.zeros(3, np.int64)
-        received: Any = dist.irecv(got, (rank - 1) % size)
-        dist.send(np.full(3, turn), (rank + 1) % size)
-        received.wait()
-        summed.wait()
-        assert (got == turn).all() and total[0] == size
-
-
-@transports
-@pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
-def test_messages_and_collectives_do_not_disturb_each_other(transport: str, size: int) -> None:
-    run(messages_among_collectives, size, environment=on(transport))
 
 
 def receive_behind_a_flood(rank: int, size: int) -> None:

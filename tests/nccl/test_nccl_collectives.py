@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from collectives.backend_programs import MESSAGES, OTHERS, Arrays, for_arrays
 from collectives.playing import Report, all_right, nothing_went_wrong, play_programs, report
 from collectives.test_factors_and_complex import FACTORS, Reduction
-from groups.test_objects import play_all_calls
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, is_idle, new_stream
 from nccl.gpu_parts import GpuPart, OnGpu, case_of, choose, unequal_blocks
@@ -43,7 +43,10 @@ KINDS: dict[str, Callable[[int, bool], list[Case]]] = {
     "blocks of unequal sizes": lambda size, sampled: list(unequal_blocks()),
 }
 
-PROGRAMS: dict[str, Callable[[int, int], None]] = {}
+ARRAYS = Arrays(
+    GpuArray.of, lambda elements: GpuArray.of(elements, stream=new_stream()), GpuArray.get, turns=5, large=100_000
+)
+PROGRAMS: dict[str, Callable[[int, int], None]] = for_arrays(ARRAYS, MESSAGES, OTHERS)
 """What ranks of one world do in turn, on the default group. The name of each says what must come of it."""
 
 
@@ -387,65 +390,6 @@ def works_and_arrays_that_nobody_keeps_do_their_work(rank: int, size: int) -> No
 
 
 @program
-def messages_of_one_tag_arrive_in_order_and_tags_do_not_wait_for_each_other(rank: int, size: int) -> None:
-    tags = [0, 1, 7, (1 << 31) + 5]
-    if rank == 0:
-        works: list[Any] = [dist.isend(of(tag, turn), 1, tag=tag) for turn in range(5) for tag in tags]
-        for work in works:
-            work.wait()
-    elif rank == 1:
-        for tag, turn in product(reversed(tags), range(5)):
-            received = of(-1, -1)
-            assert dist.recv(received, 0, tag=tag) == 0
-            expect(received, tag, turn)
-
-
-@program
-def receives_of_one_tag_are_matched_in_the_order_of_their_issue(rank: int, size: int) -> None:
-    if rank == 0:
-        for turn in range(10):
-            dist.send(full(turn, turn), 1)
-    elif rank == 1:
-        arrays = [full(turn, -1) for turn in range(10)]
-        works: list[Any] = [dist.irecv(array, 0) for array in arrays]
-        for work in reversed(works):
-            work.wait()
-        assert all((array.get() == turn).all() for turn, array in enumerate(arrays))
-
-
-@program
-def a_receive_from_any_rank_takes_each_message_once_and_names_its_sender(rank: int, size: int) -> None:
-    turns = 5
-    if rank:
-        for turn in range(2 * turns):
-            dist.send(of(rank, turn), 0, tag=3)
-        return
-    received = [of(-1, -1) for _ in range(2 * turns * (size - 1))]
-    half = turns * (size - 1)
-    sources = [dist.recv(array, tag=3) for array in received[:half]]
-    works: list[Any] = [dist.irecv(array, tag=3) for array in received[half:]]
-    for work in works:
-        work.wait()
-    sources += [work.source_rank() for work in works]
-    got = [array.get() for array in received]
-    assert sources == [array[0] for array in got]
-    for source in range(1, size):
-        assert [array[1] for array in got if array[0] == source] == list(range(2 * turns))
-
-
-@program
-def large_messages_between_all_ranks_pass_each_other(rank: int, size: int) -> None:
-    peers = [peer for peer in range(size) if peer != rank]
-    sent = {peer: full(100_000, rank * 100 + peer) for peer in peers}
-    received = {peer: full(100_000, -1) for peer in peers}
-    works: list[Any] = [dist.isend(array, peer, tag=1) for peer, array in sent.items()]
-    works += [dist.irecv(array, peer, tag=1) for peer, array in reversed(received.items())]
-    for work in works:
-        work.wait()
-    assert all((array.get() == peer * 100 + rank).all() for peer, array in received.items())
-
-
-@program
 def what_is_queued_after_a_send_may_change_the_array(rank: int, size: int) -> None:
     array = full(5000, -1, new_stream())
     for turn in range(10):
@@ -456,30 +400,6 @@ def what_is_queued_after_a_send_may_change_the_array(rank: int, size: int) -> No
         elif rank == 1:
             dist.recv(array, 0)
             assert (array.get() == turn).all()
-
-
-@program
-def batches_go_round_in_rings_whatever_their_order(rank: int, size: int) -> None:
-    after, before = (rank + 1) % size, (rank - 1) % size
-    for count, turn in product((0, 1, 20_003), range(2)):
-        received = [full(count, -1) for _ in range(3)]
-        ops = [dist.P2POp(dist.isend, full(count, 10 * rank + number), after) for number in range(3)]
-        ops += [dist.P2POp(dist.irecv, array, before) for array in received]
-        for work in dist.batch_isend_irecv(ops[turn * 3 :] + ops[: turn * 3]):
-            assert work.wait()
-        assert all((array.get() == 10 * before + number).all() for number, array in enumerate(received))
-
-
-@program
-def messages_and_collectives_do_not_wait_for_each_other(rank: int, size: int) -> None:
-    for turn in range(10):
-        total, received = of(1), full(3, -1)
-        works: list[Any] = [dist.all_reduce(total, async_op=True), dist.irecv(received, (rank - 1) % size)]
-        dist.send(full(3, turn), (rank + 1) % size)
-        for work in works:
-            work.wait()
-        expect(total, size)
-        expect(received, turn, turn, turn)
 
 
 @program
@@ -512,25 +432,6 @@ def a_message_between_two_ranks_needs_no_other_rank(rank: int, size: int) -> Non
 
 
 @program
-def coalesced_calls_do_what_single_ones_do(rank: int, size: int) -> None:
-    sums = [full(4 + place, rank + place, new_stream()) for place in range(3)]
-    with dist._coalescing_manager():
-        for array in sums:
-            dist.all_reduce(array)
-    assert all((array.get() == sum(range(size)) + size * place).all() for place, array in enumerate(sums))
-    gathered = [full(2 * size, -1) for _ in range(3)]
-    with dist._coalescing_manager(async_ops=True) as manager:
-        for output in gathered:
-            dist.all_gather_single(output, full(2, rank))
-    manager.wait()
-    assert all((output.get() == np.repeat(np.arange(size), 2)).all() for output in gathered)
-    scattered = full(2, -1)
-    with dist._coalescing_manager():
-        dist.reduce_scatter_single(scattered, GpuArray.of(np.arange(2.0 * size)))
-    expect(scattered, 2.0 * rank * size, (2.0 * rank + 1) * size)
-
-
-@program
 def a_list_of_arrays_is_reduced_as_one_call(rank: int, size: int) -> None:
     for async_op in (False, True):
         counts = [0, 1, 5000, 7]
@@ -540,32 +441,6 @@ def a_list_of_arrays_is_reduced_as_one_call(rank: int, size: int) -> None:
             future.wait()
         wanted = [sum(range(size)) + size * count for count in counts]
         assert all((array.get() == value).all() for array, value in zip(arrays, wanted, strict=True))
-
-
-@program
-def overlapping_groups_keep_their_data_apart(rank: int, size: int) -> None:
-    for members in ([0, 1], [1, size - 1, 0], list(range(size))[::-1]):
-        members = list(dict.fromkeys(members))
-        group: Any = dist.new_group(members, sort_ranks=False)
-        if rank not in members:
-            assert group == dist.GroupMember.NON_GROUP_MEMBER
-            continue
-        for count in (1, 5000):
-            array = full(count, rank + 1)
-            dist.all_reduce(array, group=group)
-            assert (array.get() == sum(members) + len(members)).all()
-        outputs = [of(-1) for _ in members]
-        dist.all_gather(outputs, of(rank), group=group)
-        assert [float(output.get()[0]) for output in outputs] == members
-        array = of(rank)
-        dist.broadcast(array, src=members[-1], group=group)
-        expect(array, members[-1])
-        if rank == members[0]:
-            dist.send(of(7), members[-1], group=group)
-        elif rank == members[-1]:
-            received = of(0)
-            assert dist.recv(received, group=group) == members[0]
-            expect(received, 7)
 
 
 @program
@@ -597,22 +472,6 @@ def a_call_of_one_group_passes_a_call_of_another_that_waits_on_the_gpu(rank: int
 
 
 @program
-def async_works_of_several_groups_can_be_waited_for_in_any_order(rank: int, size: int) -> None:
-    groups: list[Any] = [dist.new_group(list(range(size))) for _ in range(3)]
-    issued = []
-    for number in np.random.default_rng(rank).permutation(3):  # groups come in another order on each rank
-        for turn in range(6):
-            array = full(10 ** (turn % 5), rank + number, new_stream())
-            issued.append((array, number, dist.all_reduce(array, group=groups[number], async_op=True)))
-    for place in np.random.default_rng(rank + 9).permutation(len(issued)):
-        array, number, work = issued[place]
-        assert work is not None and work.wait()
-        assert (array.get() == sum(range(size)) + size * number).all()
-    for group in groups:
-        dist.destroy_process_group(group)
-
-
-@program
 def threads_use_groups_of_their_own_at_once(rank: int, size: int) -> None:
     groups: list[Any] = [dist.new_group(list(range(size))) for _ in range(3)]
 
@@ -625,11 +484,6 @@ def threads_use_groups_of_their_own_at_once(rank: int, size: int) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(add, groups))
-
-
-@program
-def objects_arrive_as_they_were(rank: int, size: int) -> None:
-    play_all_calls()
 
 
 @program
