@@ -8,7 +8,7 @@ A *plan* is what follows from a seed. Its program is a text, of a file train_SEE
             gradients = full(1000 + step, rank + step, "float32", stream)
             if step == 2 and rank == 1:
                 fault()
-                dist.broadcast(gradients, 0, group=group)  # BUG
+                dist.all_reduce(full(1, 1, "float32", stream), group=group)  # BUG
             else:
                 dist.all_reduce(gradients, group=group)  # MET
         ...
@@ -16,6 +16,9 @@ A *plan* is what follows from a seed. Its program is a text, of a file train_SEE
 What has to come of it is said as of the programs in tests/bugs, and judged by the same judge: see bugs/bug.py. `# BUG`
 marks the line of the guilty rank, which errors name; `# MET` that of the other ranks' call that fails, which errors
 have as `issued_at`, also where a later call raises them.
+
+Here are bugs that hang on the order of the calls, on bursts, streams and groups. One call that differs, a rank that
+does not come, NCCL's own errors and graphs are in test_nccl_failures.py and test_cuda_graphs.py.
 """
 
 from __future__ import annotations
@@ -24,17 +27,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from bugs.bug import PROMPTLY, Bug
 from bugs.library import WrongResult
 from nccl import gpu_arrays
-from nccl.gpu_arrays import GpuArray, Graph, captured, held, new_stream
+from nccl.gpu_arrays import GpuArray, held, new_stream
 
 import procgroup as dist
 
@@ -46,8 +48,6 @@ LONG = 30.0
 AT_THE_LIMIT = LIMIT + PROMPTLY
 QUEUED = 100
 """Calls that a rank queues behind gates."""
-
-Choice = TypeVar("Choice")
 
 MODES = ("blocking", "async", "async, waited for at the end")
 WORLDS: tuple[tuple[int, dict[str, str]], ...] = (
@@ -90,21 +90,12 @@ class Plan:
         return tuple(rank for rank in range(self.size) if rank != self.guilty)
 
     @property
-    def next(self) -> int:
-        """Return the rank after the guilty one, which messages are for."""
-        return (self.guilty + 1) % self.size
-
-    @property
     def name(self) -> str:
         return f"{self.seed} {self.kind}"
 
     @property
     def file(self) -> str:
         return f"train_{self.seed}.py"
-
-    def either(self, *choices: Choice) -> Choice:
-        """Return the first choice for the first seed of a kind, the next one for its next seed."""
-        return choices[self.seed // len(KINDS) % len(choices)]
 
     def call(self, name: str, arguments: str, group: str = "group", **how: Any) -> str:
         """Return the text of a call."""
@@ -122,12 +113,8 @@ class Step:
     others: Sequence[str]
     is_every: bool = False
     """Whether that of the others is what all ranks do in every other step."""
-    is_last: bool = False
-    """Whether the programs end with it: the ranks that it does not concern make no further call."""
     reuses_arrays: bool = False
     """Whether calls before the one that fails change its array."""
-    agrees_first: bool = False
-    """Whether the ranks agree on the call that fails before it is queued."""
 
 
 @dataclass(frozen=True)
@@ -137,16 +124,13 @@ class Kind:
     step: Callable[[Plan], Step]
     expectation: dict[str, Any]
     has_own_world: bool = False
-    """Whether a process ends, or NCCL has to fail in it."""
+    """Whether a process ends in it."""
     needs_gates: bool = False
     needs_queues: bool = False
     """Whether a stream must not hold up the others."""
     may_name_nobody: bool = False
     """Whether only the GPUs know which rank they wait for: errors name none, or one at which the time limit passed."""
     modes: Sequence[str] = MODES
-    victims: Callable[[Plan], tuple[int, ...] | None] = lambda plan: None
-    nccl_fails: str = ""
-    """With which kind of error of the stand-in the guilty rank's all_reduce fails that is in the step of the bug."""
     guilty_ends: bool = False
     """Whether the guilty rank's process does not live on."""
 
@@ -199,7 +183,7 @@ def plan_of(seed: int) -> Plan:
         name,
         world,
         guilty=int(random.integers(WORLDS[world][0])),
-        step=int(random.integers(1 if bug.needs_gates or bug.nccl_fails else 0, STEPS - 1)),
+        step=int(random.integers(1 if bug.needs_gates else 0, STEPS - 1)),
         count=int(random.choice([2, 100, 5000])),
         dtype=str(random.choice(["float32", "float64", "int32"])),
         mode=str(random.choice(list(bug.modes))),
@@ -225,7 +209,6 @@ def text_of(plan: Plan) -> str:
         *(f"            {line}" for line in step.others),
         *([] if step.is_every else ["        else:", f"            {reduce}"]),
         *(["        for work in works:", "            work.wait()"] if plan.mode == "async" else []),
-        *([f"        if step == {plan.step}:", "            return"] if step.is_last else []),
         "        steps.append(gradients)",
         *(["    for work in works:", "        work.wait()"] if plan.mode == MODES[2] else []),
         "    dist.barrier(group)",
@@ -278,10 +261,7 @@ def bug_of(plan: Plan) -> GpuBug:
     """Return what has to come of a plan."""
     bug = KINDS[plan.kind]
     return GpuBug(
-        lambda: None,
-        **{"guilty": (plan.guilty,), "victims": bug.victims(plan), "size": plan.size} | bug.expectation,
-        plan=plan,
-        text=text_of(plan),
+        lambda: None, **{"guilty": (plan.guilty,), "size": plan.size} | bug.expectation, plan=plan, text=text_of(plan)
     )
 
 
@@ -294,54 +274,6 @@ MEET = "dist.barrier(group)"
 
 def usual(plan: Plan, mark: str = "  # MET") -> list[str]:
     return [plan.call("all_reduce", "gradients") + mark]
-
-
-def differing(plan: Plan, name: str, arguments: str, **how: Any) -> Step:
-    """One rank makes a call of its own where the others reduce their gradients."""
-    return Step([f"{plan.call(name, arguments, **how)}  # BUG"], usual(plan))
-
-
-@kind(mismatch())
-def one_rank_makes_another_call(plan: Plan) -> Step:
-    """One rank broadcasts its gradients where the others add them."""
-    return differing(plan, "broadcast", "gradients, 0")
-
-
-@kind(mismatch())
-def one_rank_has_another_dtype(plan: Plan) -> Step:
-    """One rank has its gradients in int64."""
-    return differing(plan, "all_reduce", f'full({plan.count} + step, 7, "int64", stream)')
-
-
-@kind(mismatch())
-def one_rank_has_another_count(plan: Plan) -> Step:
-    """The model of one rank has a parameter more."""
-    return differing(plan, "all_reduce", f'full({plan.count} + step + 1, 7, "{plan.dtype}", stream)')
-
-
-@kind(mismatch())
-def one_rank_has_another_reduce_op(plan: Plan) -> Step:
-    """One rank takes the maximum where the others add."""
-    return differing(plan, "all_reduce", "gradients, dist.ReduceOp.MAX")
-
-
-@kind(mismatch())
-def one_rank_names_another_root(plan: Plan) -> Step:
-    """One rank takes another one for the rank that has the parameters, or that adds the losses."""
-    name = plan.either("broadcast", "reduce")
-    return Step([f"{plan.call(name, 'gradients, 1')}  # BUG"], [f"{plan.call(name, 'gradients, 0')}  # MET"])
-
-
-@kind(mismatch())
-def one_rank_has_blocks_of_another_count(plan: Plan) -> Step:
-    """One rank gathers or scatters three numbers for each rank, the others two."""
-
-    def move(count: int) -> str:
-        row, rows = (f'full({many}, 7, "{plan.dtype}", stream)' for many in (f"{count}", f"{count} * size"))
-        gather, scatter = ("all_gather_single", f"{rows}, {row}"), ("reduce_scatter_single", f"{row}, {rows}")
-        return plan.call(*plan.either(gather, scatter))
-
-    return Step([f"{move(3)}  # BUG"], [f"{move(2)}  # MET"])
 
 
 @kind(mismatch())
@@ -377,27 +309,6 @@ def one_rank_is_at_a_barrier(plan: Plan) -> Step:
     return Step(["dist.barrier(group)  # BUG"], usual(plan))
 
 
-@kind(mismatch())
-def one_rank_has_its_array_on_the_cpu(plan: Plan) -> Step:
-    """One rank has kept its gradients in memory of the host."""
-    return differing(plan, "all_reduce", f'np.full({plan.count} + step, 7, "{plan.dtype}")')
-
-
-@kind(
-    mismatch("CollectiveMismatch", "PeerFailed", has_line=False, guilty_errors=None), victims=lambda plan: (plan.next,)
-)
-def a_message_has_another_count_or_dtype(plan: Plan) -> Step:
-    """One rank sends five numbers, or others than the next one receives, which has room for four."""
-    sent, received = plan.either(
-        ('dist.send(full(5, 1, "float32", stream)', 'dist.recv(full(4, 7, "float32", stream)'),
-        ('dist.isend(full(4, 1, "float32", stream)', 'dist.irecv(full(4, 7, "int32", stream)'),
-    )
-    wait = plan.either("", ".wait()")
-    send = f"{sent}, {plan.next}, group=group){wait}"
-    receive = f"{received}, {plan.guilty}, group=group){wait}"
-    return Step([MEET, f"{send}  # BUG"], [MEET, f"if rank == {plan.next}:", f"    {receive}  # MET"], is_last=True)
-
-
 @kind(absence("CollectiveTimeout", "CollectiveMismatch", "PeerFailed", "PeerLost", has_line=False))
 def one_rank_uses_another_group(plan: Plan) -> Step:
     """One rank makes a call in another group of the same ranks, where nobody else comes."""
@@ -408,28 +319,6 @@ def one_rank_uses_another_group(plan: Plan) -> Step:
 
 
 # --- ranks that do not come ---
-
-
-def wait_for_errors_of(plan: Plan, ranks: Sequence[int]) -> str:
-    """Return a line in which the guilty rank is until these ranks have got their errors."""
-    names = ", ".join(f"place / '{plan.seed}.{rank}.seen'" for rank in ranks)
-    return f"while not all([os.access(name, os.F_OK) for name in [{names}]]): time.sleep(0.01)  # BUG"
-
-
-@kind(absence())
-def one_rank_is_late_beyond_the_timeout(plan: Plan) -> Step:
-    """One rank loads its data for longer than the timeout of the others' call."""
-    return Step(
-        [wait_for_errors_of(plan, plan.others)], [f"{plan.call('all_reduce', 'gradients', timeout=LIMIT)}  # MET"]
-    )
-
-
-@kind(absence("CollectiveTimeout"), victims=lambda plan: (plan.next,))
-def a_message_does_not_come_in_time(plan: Plan) -> Step:
-    """One rank waits for a message of another one, which computes for longer than the timeout."""
-    receive = f'dist.recv(full(4, 7, "int32", stream), {plan.guilty}, group=group, timeout={LIMIT})'
-    wait = wait_for_errors_of(plan, [plan.next])
-    return Step([MEET, wait], [MEET, f"if rank == {plan.next}:", f"    {receive}  # MET"], is_last=True)
 
 
 @kind(absence(has_line=False, is_stuck=True), has_own_world=True, guilty_ends=True)
@@ -444,12 +333,6 @@ def one_rank_is_stopped(plan: Plan) -> Step:
 # --- ranks that end, and groups that are aborted ---
 
 KILL = "os.kill(os.getpid(), signal.SIGKILL)  # BUG"
-
-
-@kind(death(), has_own_world=True, guilty_ends=True)
-def one_rank_is_killed(plan: Plan) -> Step:
-    """One rank is killed before it makes its call."""
-    return Step([MEET, KILL], [MEET, *usual(plan)])
 
 
 @kind(death(), has_own_world=True, guilty_ends=True, needs_gates=True, modes=(MODES[0], MODES[2]))
@@ -477,27 +360,6 @@ def one_rank_is_killed_amid_a_burst(plan: Plan) -> Step:
     return Step([*burst, KILL], [*burst, *burst], reuses_arrays=True)
 
 
-@kind(death(), has_own_world=True, guilty_ends=True, nccl_fails="hang", modes=(MODES[0], MODES[2]))
-def one_rank_is_killed_while_its_kernel_is_stuck(plan: Plan) -> Step:
-    """One rank is killed while all GPUs are in a kernel that waits for that rank's."""
-    return Step(
-        [plan.call("all_reduce", "gradients"), f"wait_for_words({list(plan.others)})", KILL],
-        [plan.call("all_reduce", "gradients"), "say_a_word()"],
-    )
-
-
-@kind({"errors": ("PeerFailed",), "within": PROMPTLY}, has_own_world=True, guilty_ends=True)
-def one_rank_raises(plan: Plan) -> Step:
-    """One rank meets a bad record, and its program ends with an exception."""
-    return Step([MEET, 'int("12,5")  # BUG'], [MEET, *usual(plan)])
-
-
-@kind(death("PeerLost", "PeerFailed"), has_own_world=True, guilty_ends=True)
-def one_rank_ends_early(plan: Plan) -> Step:
-    """One rank has no data left, and its program ends."""
-    return Step([MEET, "dist.destroy_process_group()", "sys.exit()  # BUG"], [MEET, *usual(plan)])
-
-
 @kind(
     {"errors": ("PeerFailed",), "within": PROMPTLY, "has_line": False, "guilty_errors": ("GroupBroken",)},
     modes=(MODES[0], MODES[2]),
@@ -506,112 +368,6 @@ def one_rank_aborts_amid_a_burst(plan: Plan) -> Step:
     """One rank aborts the group when it has issued a burst, of which some calls have been made."""
     burst = ["for _ in range(30):", f"    {plan.call('all_reduce', 'gradients')}"]
     return Step([*burst, "group.abort()  # BUG"], [*burst, *burst], reuses_arrays=True)
-
-
-# --- NCCL and GPUs that fail ---
-
-
-@kind(
-    absence(names=None, has_line=False, guilty_errors=("CollectiveTimeout", "PeerFailed"), within=AT_THE_LIMIT),
-    has_own_world=True,
-    may_name_nobody=True,
-    nccl_fails="hang",
-)
-def a_kernel_is_stuck(plan: Plan) -> Step:
-    """The kernel of one rank never ends."""
-    call = plan.call("all_reduce", "gradients", timeout=LIMIT)
-    return Step([f"{call}  # BUG"], [f"{call}  # MET"])
-
-
-@kind(
-    {"errors": ("PeerFailed",), "within": PROMPTLY, "has_line": False, "guilty_errors": None},
-    has_own_world=True,
-    nccl_fails="call-internal",
-)
-def a_call_of_nccl_fails(plan: Plan) -> Step:
-    """NCCL refuses the call of one rank."""
-    return Step([f"{plan.call('all_reduce', 'gradients')}  # BUG"], usual(plan, ""))
-
-
-@kind(
-    {"errors": ("PeerFailed",), "within": PROMPTLY, "has_line": False, "guilty_errors": None},
-    has_own_world=True,
-    nccl_fails="system",
-)
-def a_kernel_fails(plan: Plan) -> Step:
-    """The network of one rank's NCCL fails."""
-    return Step([f"{plan.call('all_reduce', 'gradients')}  # BUG"], usual(plan, ""))
-
-
-# --- CUDA graphs ---
-
-
-CONNECT = ["dist.all_reduce(GpuArray.of(np.ones(1), stream=stream), group=group)", MEET]
-"""What precedes the first capture of a group: to connect the ranks cannot be captured."""
-REPLAYS = [MEET, "for _ in range(3):", "    graph.launch(stream)", "gradients.get()"]
-
-
-def capture(call: str, graph: str = "graph") -> list[str]:
-    return [f"with captured(stream) as {graph}:", f"    {call}"]
-
-
-def reduce_in_graph(mark: str = "", group: str = "group", limit: float = LIMIT, graph: str = "graph") -> list[str]:
-    return capture(f"dist.all_reduce(gradients, group={group}, timeout={limit}){mark}", graph)
-
-
-@kind(mismatch())
-def one_rank_captures_a_call(plan: Plan) -> Step:
-    """One rank captures a call into a CUDA graph, which the others make at once."""
-    return Step([*CONNECT, *reduce_in_graph("  # BUG", limit=LONG)], [*CONNECT, *usual(plan)])
-
-
-@kind(mismatch())
-def one_rank_captures_another_call(plan: Plan) -> Step:
-    """One rank captures another operation than the others, or more numbers."""
-    larger = f'larger = full({plan.count} + step + 1, 7, "{plan.dtype}", stream)'
-    lines = plan.either(
-        capture("dist.broadcast(gradients, 0, group=group)  # BUG"),
-        [larger, *capture("dist.all_reduce(larger, group=group)  # BUG")],
-    )
-    others = [*CONNECT, *reduce_in_graph("  # MET", limit=LONG)]
-    return Step([*CONNECT, *lines], others, agrees_first=True)
-
-
-@kind(absence(), needs_gates=True)
-def one_rank_does_not_launch_a_graph(plan: Plan) -> Step:
-    """One rank launches a graph once less than the others, and loads its data for longer than the call's timeout."""
-    guilty = [*CONNECT, *reduce_in_graph(), *REPLAYS, wait_for_errors_of(plan, plan.others)]
-    others = [*CONNECT, *reduce_in_graph("  # MET"), *REPLAYS, "graph.launch(stream)"]
-    return Step(guilty, others, reuses_arrays=True)
-
-
-@kind(absence(guilty_errors=("CollectiveTimeout", "PeerFailed")), needs_gates=True, needs_queues=True)
-def one_rank_launches_graphs_in_another_order(plan: Plan) -> Step:
-    """One rank launches the graphs of two groups in the other order, so that the GPUs wait for each other."""
-
-    def launch(mark: str, other_mark: str, first: str, second: str) -> list[str]:
-        graphs = [*reduce_in_graph(mark), *reduce_in_graph(other_mark, "other", LONG, "other_graph")]
-        connect_other = CONNECT[0].replace("group=group", "group=other")
-        return [connect_other, *CONNECT, *graphs, MEET, f"{first}.launch(stream)", f"{second}.launch(stream)"]
-
-    guilty = launch("", "  # BUG", "other_graph", "graph")
-    return Step(guilty, launch("  # MET", "", "graph", "other_graph"), reuses_arrays=True)
-
-
-@kind(death("PeerLost", "GroupBroken"), has_own_world=True, guilty_ends=True, needs_gates=True)
-def one_rank_is_killed_amid_replays(plan: Plan) -> Step:
-    """One rank is killed when it has launched a graph some times, and the others once more."""
-    guilty = [*CONNECT, *reduce_in_graph(), *REPLAYS, f"wait_for_words({list(plan.others)})", KILL]
-    others = [*CONNECT, *reduce_in_graph(limit=LONG), *REPLAYS, "graph.launch(stream)", "say_a_word()"]
-    return Step(guilty, others, reuses_arrays=True)
-
-
-@kind(absence(guilty_errors=("CollectiveTimeout", "PeerFailed")), needs_gates=True, needs_queues=True)
-def one_rank_has_stuck_work_before_a_graph(plan: Plan) -> Step:
-    """One rank launches a graph behind work that does not end in time."""
-    stuck = ["with held(stream):", "    graph.launch(stream)", f"    {wait_for_errors_of(plan, plan.others)}"]
-    others = [*CONNECT, *reduce_in_graph("  # MET"), *REPLAYS, "graph.launch(stream)"]
-    return Step([*CONNECT, *reduce_in_graph(), *REPLAYS, *stuck], others, reuses_arrays=True)
 
 
 # --- streams and groups ---
@@ -689,14 +445,6 @@ def an_array_is_written_on_a_stream_that_is_not_its_own(plan: Plan) -> Step:
     return Step([*lines[:-1], f"{lines[-1]}  # BUG"], lines)
 
 
-@kind(harmless())
-def one_rank_uses_another_gpu(plan: Plan) -> Step:
-    """One rank passes an array on another GPU than before, which is refused before anything is sent."""
-    call = plan.call("all_reduce", "GpuArray.of(np.ones(3), device=(rank + 1) % 4)")
-    refused = [f"if {plan.step} > 0:", f"    refuse(lambda: {call})  # BUG", plan.call("all_reduce", "gradients")]
-    return Step(refused, [plan.call("all_reduce", "gradients")])
-
-
 # --- what a rank does ---
 
 
@@ -720,7 +468,6 @@ class Player:
     def __init__(self, rank: int, size: int, place: Path) -> None:
         self._rank, self._size, self._place = rank, size, place
         self._made: list[tuple[GpuArray, np.ndarray]] = []
-        self._graphs: list[Graph] = []
 
     def play(self, plan: Plan, group: Any, other: Any) -> Report:
         text = text_of(plan)
@@ -741,9 +488,7 @@ class Player:
         step = KINDS[plan.kind].step(plan)
         changed = self._changed(plan.step)  # and what is queued on the streams ends
         report.changed = [] if step.reuses_arrays else changed
-        while self._graphs:
-            self._graphs.pop().destroy()
-        if report.kind and not step.is_last:  # a message that fails does not end the group
+        if report.kind:
             report.later = self._kind_of(
                 lambda: dist.all_reduce(self._full(1, 1, "int8", gpu_arrays.LEGACY), group=group)
             )
@@ -758,12 +503,11 @@ class Player:
     def _names(self, plan: Plan) -> dict[str, Any]:
         """Return what the programs use."""
         modules = {"dist": dist, "np": np, "os": os, "signal": signal, "sys": sys, "time": time}
-        functions = {"full": self._full, "expect": expect, "refuse": refuse, "held": held, "new_stream": new_stream}
+        functions = {"full": self._full, "expect": expect, "held": held, "new_stream": new_stream}
         word = f"{plan.seed}.{{}}.word"
         return {
             **modules,
             **functions,
-            "captured": self._captured,
             "GpuArray": GpuArray,
             "place": self._place,
             "fault": lambda: (self._place / f"{plan.seed}.fault").write_text(str(time.monotonic())),
@@ -777,13 +521,6 @@ class Player:
         array = GpuArray.of(elements, stream=stream)
         self._made.append((array, elements))
         return array
-
-    @contextmanager
-    def _captured(self, stream: int) -> Iterator[Graph]:
-        """Capture into a graph that lives until the program has ended."""
-        with captured(stream) as graph:
-            yield graph
-        self._graphs.append(graph)
 
     def _changed(self, first: int) -> list[str]:
         """Return what arrays have become; those from the step of the bug on are reported."""
@@ -819,15 +556,6 @@ def expect(array: GpuArray, value: float) -> None:
     """Raise WrongResult if an array does not have this value everywhere."""
     if not ((elements := array.get()) == value).all():
         raise WrongResult(f"got {elements[:8]}, expected {value}")
-
-
-def refuse(call: Callable[[], Any]) -> None:
-    """Raise WrongResult if a call does not raise."""
-    try:
-        call()
-    except (dist.ArgumentError, dist.DistBackendError):
-        return
-    raise WrongResult("the call was not refused")
 
 
 def wait_for(files: Sequence[Path]) -> None:
