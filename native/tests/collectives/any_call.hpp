@@ -30,11 +30,14 @@ struct ArrayAllocator {
 };
 using Array = std::vector<int64_t, ArrayAllocator<int64_t>>;
 
-// What all ranks agree upon. `count`: elements of the largest block.
+// What all ranks agree upon. `count`: elements of the largest block. In place, the input of an all_gather is its own
+// output, and the root's output of a scatter its own block.
 struct CallKind {
   OpKind op;
   size_t count;
   int root = 0;
+  bool is_even = false;  // else blocks are unequal where they may be
+  bool in_place = false;
 };
 
 inline constexpr OpKind kAllOps[] = {OpKind::kBroadcast, OpKind::kReduce,  OpKind::kAllReduce,     OpKind::kGather,
@@ -51,7 +54,7 @@ class AnyCall {
     call.dtype = Dtype::kInt64;
     call.count = kind.count;
     if (is_rooted()) call.root = kind.root;
-    if (kind.op == OpKind::kAllGather || kind.op == OpKind::kReduceScatter) {
+    if ((kind.op == OpKind::kAllGather || kind.op == OpKind::kReduceScatter) && !kind.is_even) {
       call.splits = kind.count + 1;
       call.count = 0;
       for (int peer = 0; peer < size; ++peer) call.count += count(peer);
@@ -63,6 +66,7 @@ class AnyCall {
   AnyCall(const AnyCall&) = delete;
 
   Request& request() { return request_; }
+  const std::vector<Array>& outputs() const { return outputs_; }
   // Whether the arrays hold what the call should have put there.
   bool is_right() const {
     for (size_t from = 0; from < outputs_.size(); ++from)
@@ -81,8 +85,7 @@ class AnyCall {
     return kind_.op == OpKind::kBroadcast || kind_.op == OpKind::kReduce || kind_.op == OpKind::kGather ||
            kind_.op == OpKind::kScatter;
   }
-  // Pieces are unequal where they may be.
-  size_t count(int peer) const { return peer % 2 == 1 ? kind_.count / 3 : kind_.count; }
+  size_t count(int peer) const { return peer % 2 == 1 && !kind_.is_even ? kind_.count / 3 : kind_.count; }
   size_t count(int from, int to) const {
     switch (kind_.op) {
       case OpKind::kAllGather:
@@ -90,7 +93,7 @@ class AnyCall {
       case OpKind::kReduceScatter:
         return count(to);
       case OpKind::kAllToAll:
-        return count(from + to);
+        return !kind_.is_even && (from + 2 * to) % 5 == 1 ? 0 : count(from + to);
       default:
         return kind_.count;
     }
@@ -125,6 +128,15 @@ class AnyCall {
     if (collects || (kind_.op == OpKind::kGather && is_root()))
       for (int from = 0; from < size_; ++from) outputs_.emplace_back(count(from, rank_), allocator_);
     request_.input = request_.output = array_.data();
+    if (kind_.in_place && kind_.op == OpKind::kAllGather) {
+      Array& own = outputs_[static_cast<size_t>(rank_)];
+      own = given(rank_, 0);
+      request_.input = own.data();
+    }
+    if (kind_.in_place && kind_.op == OpKind::kScatter && is_root()) {
+      array_ = given(rank_, rank_);
+      request_.output = inputs_[static_cast<size_t>(rank_)].data();
+    }
     request_.outputs = blocks(outputs_);
   }
   // What becomes of the array that is not in blocks.

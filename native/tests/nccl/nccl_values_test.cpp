@@ -31,108 +31,75 @@ std::vector<int64_t> joined(const std::vector<std::vector<int64_t>>& blocks, boo
   return all;
 }
 
-// Each call in turn, on streams of its own and again on the program's: `stays`.
+std::vector<int64_t> expected_of(OpKind op, int rank, int size, bool are_apart) {
+  const int root = size - 1;
+  if (op == OpKind::kBroadcast) return values(root, kCount);
+  if (op == OpKind::kScatter) return block_of(root, rank);
+  if (reduces(op)) {
+    std::vector<int64_t> sums(kCount);
+    for (size_t index = 0; index < kCount; ++index)
+      sums[index] = sum(size, index) + (has_input_blocks(op) ? int64_t{10'000} * rank * size : 0);
+    return sums;
+  }
+  std::vector<std::vector<int64_t>> blocks;
+  for (int from = 0; from < size; ++from)
+    blocks.push_back(has_input_blocks(op) ? block_of(from, rank) : values(from, kCount));
+  return joined(blocks, are_apart);
+}
+
+std::vector<int64_t> given_by(OpKind op, int rank, int size, bool are_apart) {
+  if (!has_input_blocks(op)) return values(rank, kCount);
+  std::vector<std::vector<int64_t>> blocks;
+  for (int to = 0; to < size; ++to) blocks.push_back(block_of(rank, to));
+  return joined(blocks, are_apart);
+}
+
+struct Move {
+  OpKind op;
+  bool are_apart = false;
+};
+constexpr Move kMoves[] = {
+    {OpKind::kAllReduce},       {OpKind::kReduce},        {OpKind::kBroadcast},           {OpKind::kAllGather},
+    {OpKind::kAllGather, true}, {OpKind::kReduceScatter}, {OpKind::kReduceScatter, true}, {OpKind::kGather},
+    {OpKind::kScatter},         {OpKind::kAllToAll}};
+
+// Each call in turn, on streams of its own and again on the program's: `stays`. The last rank is the root.
 void every_collective(NcclRank& mine, bool stays) {
-  const int size = mine.size(), rank = mine.rank();
+  const int size = mine.size(), rank = mine.rank(), root = size - 1;
   const CudaStream stream = mine.make_stream();
-  const auto ranks = static_cast<size_t>(size);
-  const auto made = [&](OpKind op, int root, std::vector<DeviceSpan> inputs, std::vector<DeviceSpan> outputs) {
-    const IssuedCall issued = mine.issue(
-        {op, Dtype::kInt64, ReduceOp::kSum, 1, root, std::move(inputs), std::move(outputs)}, {stream}, stays);
+  const auto make = [&](OpKind op, std::vector<DeviceSpan> inputs, std::vector<DeviceSpan> outputs) {
+    const bool is_rooted = row_of(op).givers == Ranks::kRoot || row_of(op).takers == Ranks::kRoot;
+    const IssuedCall issued =
+        mine.issue({op, Dtype::kInt64, ReduceOp::kSum, 1, is_rooted ? root : -1, std::move(inputs), std::move(outputs)},
+                   {stream}, stays);
     if (!stays || !issued.task->may_have_written()) issued.expect_success(rank);  // without a gate the host waits
     if (!stays) issued.task->let_wait({stream});
     return issued;
   };
-  const auto blocks_from_all = [&](auto from) {
-    std::vector<std::vector<int64_t>> blocks;
-    for (int other = 0; other < size; ++other) blocks.push_back(from(other));
-    return blocks;
-  };
-  std::vector<int64_t> sums(kCount);
-  for (size_t index = 0; index < kCount; ++index) sums[index] = sum(size, index);
-  const int root = size - 1;
-  {
-    CASE("all_reduce");
-    DeviceArray array(mine.gpu(), stream, kCount);
-    array.write(values(rank, kCount));
-    const IssuedCall call = made(OpKind::kAllReduce, -1, {array.span()}, {array.span()});
-    CHECK_EQUAL(array.read(), sums);
+  for (const auto [op, are_apart] : kMoves) {
+    CASE("%s%s", op_name(op), are_apart ? " of blocks that are apart" : "");
+    const bool in_place = op == OpKind::kAllReduce || op == OpKind::kReduce || op == OpKind::kBroadcast;
+    const int inputs = has_input_blocks(op) ? size : 1, outputs = has_output_blocks(op) ? size : 1;
+    DeviceArray given(mine.gpu(), stream, kCount * static_cast<size_t>(inputs));
+    DeviceArray taken(mine.gpu(), stream, kCount * static_cast<size_t>(outputs));
+    given.write(given_by(op, rank, size, are_apart));
+    const DeviceArray& result = in_place ? given : taken;
+    const bool gets = op == OpKind::kBroadcast ? rank != root : takes(op, rank, root);
+    std::vector<DeviceSpan> from, to;
+    if (gives(op, rank, root)) from = blocks_of(given, inputs, are_apart);
+    if (gets || op == OpKind::kReduce) to = blocks_of(result, outputs, are_apart);
+    const IssuedCall call = make(op, from, to);
+    const std::vector<int64_t> got = result.read();
+    if (gets || op == OpKind::kBroadcast) CHECK_EQUAL(got, expected_of(op, rank, size, are_apart));
     call.expect_success(rank);
   }
-  {
-    CASE("all_reduce of two arrays");
-    DeviceArray one(mine.gpu(), stream, kCount), two(mine.gpu(), stream, kCount);
-    one.write(values(rank, kCount));
-    two.write(values(rank, kCount));
-    const IssuedCall call = made(OpKind::kAllReduce, -1, {one.span(), two.span()}, {one.span(), two.span()});
-    CHECK_EQUAL(one.read(), sums);
-    CHECK_EQUAL(two.read(), sums);
-    call.expect_success(rank);
-  }
-  {
-    CASE("reduce");
-    DeviceArray array(mine.gpu(), stream, kCount);
-    array.write(values(rank, kCount));
-    const IssuedCall call = made(OpKind::kReduce, root, {array.span()}, {array.span()});
-    const std::vector<int64_t> got = array.read();
-    if (rank == root) CHECK_EQUAL(got, sums);
-    call.expect_success(rank);
-  }
-  {
-    CASE("broadcast");
-    DeviceArray array(mine.gpu(), stream, kCount);
-    array.write(values(rank, kCount));
-    std::vector<DeviceSpan> given, taken;
-    (rank == root ? given : taken).push_back(array.span());
-    const IssuedCall call = made(OpKind::kBroadcast, root, given, taken);
-    CHECK_EQUAL(array.read(), values(root, kCount));
-    call.expect_success(rank);
-  }
-  for (const bool are_apart : {false, true}) {
-    CASE("all_gather%s", are_apart ? " into blocks that are apart" : "");
-    DeviceArray given(mine.gpu(), stream, kCount), taken(mine.gpu(), stream, kCount * ranks);
-    given.write(values(rank, kCount));
-    const IssuedCall call = made(OpKind::kAllGather, -1, {given.span()}, blocks_of(taken, size, are_apart));
-    CHECK_EQUAL(taken.read(), joined(blocks_from_all([](int other) { return values(other, kCount); }), are_apart));
-    call.expect_success(rank);
-  }
-  for (const bool are_apart : {false, true}) {
-    CASE("reduce_scatter%s", are_apart ? " of blocks that are apart" : "");
-    DeviceArray given(mine.gpu(), stream, kCount * ranks), taken(mine.gpu(), stream, kCount);
-    given.write(joined(blocks_from_all([&](int place) { return block_of(rank, place); }), are_apart));
-    const IssuedCall call = made(OpKind::kReduceScatter, -1, blocks_of(given, size, are_apart), {taken.span()});
-    std::vector<int64_t> expected = sums;
-    for (int64_t& one : expected) one += int64_t{10'000} * rank * size;
-    CHECK_EQUAL(taken.read(), expected);
-    call.expect_success(rank);
-  }
-  {
-    CASE("gather");
-    DeviceArray given(mine.gpu(), stream, kCount), taken(mine.gpu(), stream, kCount * ranks);
-    given.write(values(rank, kCount));
-    const auto outputs = rank == root ? blocks_of(taken, size, false) : std::vector<DeviceSpan>{};
-    const IssuedCall call = made(OpKind::kGather, root, {given.span()}, outputs);
-    const std::vector<int64_t> got = taken.read();
-    if (rank == root) CHECK_EQUAL(got, joined(blocks_from_all([](int other) { return values(other, kCount); })));
-    call.expect_success(rank);
-  }
-  {
-    CASE("scatter");
-    DeviceArray given(mine.gpu(), stream, kCount * ranks), taken(mine.gpu(), stream, kCount);
-    given.write(joined(blocks_from_all([&](int place) { return block_of(rank, place); })));
-    const auto inputs = rank == root ? blocks_of(given, size, false) : std::vector<DeviceSpan>{};
-    const IssuedCall call = made(OpKind::kScatter, root, inputs, {taken.span()});
-    CHECK_EQUAL(taken.read(), block_of(root, rank));
-    call.expect_success(rank);
-  }
-  {
-    CASE("all_to_all");
-    DeviceArray given(mine.gpu(), stream, kCount * ranks), taken(mine.gpu(), stream, kCount * ranks);
-    given.write(joined(blocks_from_all([&](int place) { return block_of(rank, place); })));
-    const IssuedCall call = made(OpKind::kAllToAll, -1, blocks_of(given, size, false), blocks_of(taken, size, false));
-    CHECK_EQUAL(taken.read(), joined(blocks_from_all([&](int other) { return block_of(other, rank); })));
-    call.expect_success(rank);
-  }
+  CASE("all_reduce of two arrays");
+  DeviceArray one(mine.gpu(), stream, kCount), two(mine.gpu(), stream, kCount);
+  for (DeviceArray* array : {&one, &two}) array->write(values(rank, kCount));
+  const IssuedCall call = make(OpKind::kAllReduce, {one.span(), two.span()}, {one.span(), two.span()});
+  for (DeviceArray* array : {&one, &two})
+    CHECK_EQUAL(array->read(), expected_of(OpKind::kAllReduce, rank, size, false));
+  call.expect_success(rank);
   mine.destroy(stream);
 }
 
