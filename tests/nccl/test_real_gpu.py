@@ -308,21 +308,6 @@ def other_work_goes_on_while_a_call_waits_for_its_stream(library: Any, rank: int
 
 
 @program()
-def many_calls_at_once_are_waited_for_in_any_order(library: Any, rank: int, size: int) -> None:
-    for _ in range(3):
-        issued = []
-        for number in range(12):
-            with library.using(library.new_stream()):
-                array = library.of(np.full(10 ** (number % 7), rank + 1 + number, np.float32))
-                issued.append((number, array, dist.all_reduce(array, async_op=True)))
-        for place in np.random.default_rng(rank).permutation(len(issued)):
-            number, array, work = issued[place]
-            library.move_to_current_stream(array)
-            assert work is not None and work.wait()
-            assert (library.get(array) == total_of(size) + number * size).all()
-
-
-@program()
 def the_memory_of_an_array_is_not_used_again_before_its_call_has_ended(library: Any, rank: int, size: int) -> None:
     for _ in range(5):
         first, second = library.new_stream(), library.new_stream()
@@ -358,73 +343,6 @@ def a_barrier_and_a_future_wait_for_the_gpu(library: Any, rank: int, size: int) 
         with library.using(second):
             library.move_to_current_stream(array)
             assert (library.get(array) == total_of(size)).all(), way
-
-
-@program()
-def coalesced_calls_groups_and_arrays_on_the_cpu_take_turns(library: Any, rank: int, size: int) -> None:
-    arrays = [library.of(np.full(count, rank + 1, np.float32)) for count in (3, 1, 50_000)]
-    with dist._coalescing_manager():
-        for array in arrays:
-            dist.all_reduce(array)
-    assert all((library.get(array) == total_of(size)).all() for array in arrays)
-    gathered = [library.of(np.zeros(2 * size, np.float32)) for _ in range(3)]
-    with dist._coalescing_manager(async_ops=True) as manager:
-        for output in gathered:
-            dist.all_gather_single(output, library.of(np.full(2, rank, np.float32)))
-    manager.wait()
-    assert all((library.get(output) == np.repeat(np.arange(size), 2)).all() for output in gathered)
-    everybody: Any = dist.new_group(list(range(size)))
-    alone: Any = dist.new_group([size - 1])
-    for turn in range(5):
-        on_gpu, on_cpu = library.of(np.full(7, rank + 1.0)), np.full(7, rank + 1.0)
-        dist.all_reduce(on_gpu, group=everybody)
-        dist.all_reduce(on_cpu)
-        objects: list[Any] = [None] * size
-        dist.all_gather_object(objects, {rank: turn})
-        dist.barrier()
-        assert objects == [{peer: turn} for peer in range(size)]
-        assert (library.get(on_gpu) == total_of(size)).all() and (on_cpu == total_of(size)).all()
-        if rank == size - 1:
-            dist.all_reduce(on_gpu, dist.ReduceOp.MAX, group=alone)
-            assert (library.get(on_gpu) == total_of(size)).all()
-    dist.destroy_process_group(everybody)
-
-
-@program("gloo", "shared nccl")
-def messages_arrive(library: Any, rank: int, size: int) -> None:
-    other = 1 - rank
-    for count in (1, 2, 50_000, 1 << 20):
-        sent = library.of(np.full(count, rank + 1.0))
-        received = library.of(np.zeros(count))
-        operations = [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, received, other)]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-        assert (library.get(received) == other + 1).all()
-        if rank == 0:
-            dist.send(sent, 1, tag=5)
-            assert dist.recv(received, tag=6) == 1
-        else:
-            assert dist.recv(received, 0, tag=5) == 0
-            dist.send(sent, 0, tag=6)
-        assert (library.get(received) == other + 1).all()
-    stream = library.new_stream()
-    with library.using(stream):
-        array = zeros(library)
-        if rank == 0:
-            library.keep_busy(0.3)
-            library.fill(array, 7)
-            dist.send(array, 1)
-        else:
-            dist.recv(array, 0)
-            assert (library.doubled(array) == 14).all()
-
-
-@program()
-def arrays_that_are_not_contiguous_are_refused(library: Any, rank: int, size: int) -> None:
-    array = library.of(np.zeros(10, np.float32))
-    with pytest.raises(dist.ArgumentError, match="contiguous"):
-        dist.all_reduce(library.half(array))
-    dist.all_reduce(array)
 
 
 @program()
@@ -601,28 +519,18 @@ def test_a_rank_that_sleeps_is_named_at_the_deadline(library: str, tmp_path: Pat
 
 def share_the_gpu(rank: int, size: int) -> str:
     library = LIBRARIES["driver"]()
-    from nccl.bindings import nccl
-
-    version = nccl.get_version()
     try:
         dist.init_process_group("nccl", timeout=20, device_id=0)
-        array = library.of(np.full(1000, rank + 1.0))
-        dist.all_reduce(array)
-        assert (library.get(array) == total_of(size)).all()
+        dist.all_reduce(library.of(np.full(1000, rank + 1.0)))
     except dist.DistBackendError as error:
-        return f"NCCL {version}: {error}"
-    return f"NCCL {version} lets two ranks share a GPU"
+        return str(error)
+    return "not refused"
 
 
-@pytest.mark.parametrize("is_allowed", [False, True], ids=["not asked for", "asked for"])
-def test_two_ranks_on_one_gpu(is_allowed: bool, record_property: Any) -> None:
-    variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1" if is_allowed else "0"}
-    texts = [outcome.value or repr(outcome) for outcome in attempt(share_the_gpu, 2, environment=variables, timeout=60)]
-    record_property("texts", texts)
-    if not is_allowed:
-        assert all("NCCL_MULTI_RANK_GPU_ENABLE" in text for text in texts), texts
-    else:
-        assert all("share a GPU" in text or "NCCL" in text for text in texts), texts
+def test_two_ranks_on_one_gpu_are_refused_with_the_variable_that_allows_it() -> None:
+    variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
+    for outcome in attempt(share_the_gpu, 2, environment=variables, timeout=60):
+        assert "NCCL_MULTI_RANK_GPU_ENABLE" in (outcome.value or ""), outcome
 
 
 # --- the tests of the stand-ins, on the real libraries ---
