@@ -5,13 +5,15 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 from seeded_cases import Case, CasePart
 
 import procgroup as dist
 from oracle import digest
+from world import WorldFailed
 
 Report = tuple[str, str]
 """What is wrong with a result, and the hash of a result that is the same on all ranks."""
@@ -34,6 +36,30 @@ def play_one(case: Case, rank: int, size: int, async_op: bool) -> Report:
     except Exception as error:
         raise AssertionError(f"rank {rank} of {size}, {case}: {type(error).__name__}: {error}") from error
     return report(part)
+
+
+Arguments = ParamSpec("Arguments")
+Played = TypeVar("Played")
+
+
+def once(play: Callable[Arguments, Played]) -> Callable[Arguments, Played]:
+    """Let a world be played once for all tests of it; each of them raises its WorldFailed."""
+    failures: dict[Any, WorldFailed] = {}
+    results: dict[Any, Played] = {}
+
+    @wraps(play)
+    def played(*arguments: Arguments.args, **named: Arguments.kwargs) -> Played:
+        key = (arguments, *named.items())
+        if key not in results and key not in failures:
+            try:
+                results[key] = play(*arguments, **named)
+            except WorldFailed as error:
+                failures[key] = error
+        if key in failures:
+            raise failures[key]
+        return results[key]
+
+    return played
 
 
 Programs = Mapping[str, Callable[[int, int], None]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import cache
 from itertools import permutations, product
 from typing import Any
 
@@ -11,12 +10,12 @@ import numpy as np
 import pytest
 from collectives.backend_programs import HOST, HOST_MESSAGES, MESSAGES, for_arrays
 from collectives.contract_cases import DTYPES, SIZES, TRANSPORTS, counts
-from collectives.playing import nothing_went_wrong, play_programs
+from collectives.playing import nothing_went_wrong, once, play_programs
 
 import procgroup as dist
 from oracle import numpy_dtype
 from procgroup.testing import run_ranks
-from world import WorldFailed, run
+from world import run
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -33,22 +32,16 @@ def play_all(rank: int, size: int) -> dict[str, str]:
     return play_programs(PROGRAMS, rank, size)
 
 
-@cache
-def played(transport: str, size: int) -> list[dict[str, str]] | WorldFailed:
-    try:
-        return run(play_all, size, timeout=60, environment=on(transport))
-    except WorldFailed as error:
-        return error
+@once
+def played(transport: str, size: int) -> list[dict[str, str]]:
+    return run(play_all, size, timeout=60, environment=on(transport))
 
 
 @transports
 @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_on_several_ranks(transport: str, size: int, name: str) -> None:
-    results = played(transport, size)
-    if isinstance(results, WorldFailed):
-        raise results
-    nothing_went_wrong(name, results)
+    nothing_went_wrong(name, played(transport, size))
 
 
 def a_send_has_no_source(rank: int, size: int) -> None:

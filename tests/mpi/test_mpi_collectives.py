@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from collectives.backend_programs import HOST, HOST_MESSAGES, MESSAGES, OTHERS, for_arrays
 from collectives.contract_cases import choose
-from collectives.playing import Report, all_right, nothing_went_wrong, play_one, play_programs
+from collectives.playing import Report, all_right, nothing_went_wrong, once, play_one, play_programs
 from collectives.test_factors_and_complex import SIZE as SIZE_OF_FACTORS
 from collectives.test_factors_and_complex import scale_and_add
 from collectives.test_identical_bits import COUNTS, OPS, judge, wild_values
@@ -28,7 +27,6 @@ from layouts import LAYOUTS
 from mpi_world import BACKEND, MPIS, lacks, run
 from oracle import COMPLEX, FLOAT8, FLOATS, digest, is_defined, numpy_dtype
 from tiers import SAMPLED
-from world import WorldFailed
 
 pytestmark = pytest.mark.timeout(120 if SAMPLED else 7200)
 
@@ -176,19 +174,9 @@ def cases_of(size: int, sampled: bool) -> dict[str, list[Case]]:
     return {kind: make(size, sampled) for kind, make in KINDS.items()}
 
 
-@cache
-def world_of(mpi: str, size: int, sampled: bool) -> list[Played] | WorldFailed:
-    try:
-        return run(play, size, mpi=mpi, args=(cases_of(size, sampled),), timeout=100 if sampled else 7000)
-    except WorldFailed as error:
-        return error
-
-
+@once
 def played(mpi: str, size: int, sampled: bool) -> list[Played]:
-    results = world_of(mpi, size, sampled)
-    if isinstance(results, WorldFailed):
-        raise results
-    return results
+    return run(play, size, mpi=mpi, args=(cases_of(size, sampled),), timeout=100 if sampled else 7000)
 
 
 @mpis

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nccl import gpu_arrays, stand_ins
+from nccl import gpu_arrays
 from nccl.gpu_arrays import GpuArray
 
 import procgroup as dist
@@ -55,11 +55,6 @@ def each_setting(*chosen: tuple[int, str]) -> pytest.MarkDecorator:
 
 
 each_time = pytest.mark.parametrize("repetition", range(REPETITIONS))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
 
 
 def joined_group() -> Any:

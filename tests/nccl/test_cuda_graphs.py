@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from failures.waiting_calls import ABSENT, allowance
 from mpi.test_mpi_failures import error_of
-from nccl import gpu_arrays, stand_ins
+from nccl import gpu_arrays
 from nccl.gpu_arrays import GpuArray, captured, comes_true, held, new_stream
 
 import procgroup as dist
@@ -36,11 +36,6 @@ KINDS = {
 }
 LIMIT = 1.0
 REPLAYS = 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()
 
 
 def join(timeout: float = 60.0) -> Any:

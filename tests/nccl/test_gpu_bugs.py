@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,15 @@ import numpy as np
 import pytest
 from bugs.surroundings import Seen
 from bugs.verdict import judge
+from collectives.playing import once
 from failures.waiting_calls import allowance
-from nccl import gpu_arrays, stand_ins
+from nccl import gpu_arrays
 from nccl.gpu_arrays import GpuArray, new_stream
 from nccl.gpu_bugs import KINDS, LONG, WITHOUT_GATES, WORLDS, GpuBug, Plan, Player, Report, bug_of, plan_of
 
 import procgroup as dist
 from tiers import SAMPLED
-from world import Outcome, WorldFailed, attempt, run, start, without_reports
+from world import Outcome, attempt, run, start, without_reports
 
 if gpu_arrays.MISSING:
     pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
@@ -37,11 +37,6 @@ GPUS = {"PROCGROUP_STAND_IN_GPUS": "4"}
 JOIN_SECONDS = 60.0
 END = 5.0
 """Seconds within which the GPU's work and the groups end after a failure."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
 
 
 def join(rank: int, size: int, place: str) -> Player:
@@ -120,22 +115,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("programs")
 
 
-@cache
-def played_together(world: int, place: Path) -> list[dict[int, Report]] | WorldFailed:
+@once
+def played_together(world: int, place: Path) -> list[dict[int, Report]]:
     plans = [plan for plan in TOGETHER if plan.world == world]
     limit = allowance(5.0 * len(plans) + 5.0)
-    try:
-        size, _ = WORLDS[world]
-        return run(play_in_turn, size, args=(plans, str(place)), environment=plans[0].environment, timeout=limit)
-    except WorldFailed as error:
-        return error
+    size, _ = WORLDS[world]
+    return run(play_in_turn, size, args=(plans, str(place)), environment=plans[0].environment, timeout=limit)
 
 
 @pytest.mark.parametrize("plan", [pytest.param(plan, id=plan.name) for plan in TOGETHER])
 def test_the_guilty_rank_is_named_in_time_and_all_processes_live_on(plan: Plan, place: Path) -> None:
     results = played_together(plan.world, place)
-    if isinstance(results, WorldFailed):
-        raise results
     expect_right(bug_of(plan), [reports[plan.seed] for reports in results], [0] * plan.size, place)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nccl import gpu_arrays, stand_ins
+from nccl import gpu_arrays
 from nccl.gpu_arrays import GpuArray, new_stream
 
 import procgroup as dist
@@ -18,11 +18,6 @@ if gpu_arrays.MISSING:
     pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
 
 GPUS = {"PROCGROUP_STAND_IN_GPUS": "4"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
 
 
 class Compiled:

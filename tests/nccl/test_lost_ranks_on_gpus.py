@@ -37,11 +37,6 @@ GPUS = {"PROCGROUP_STAND_IN_GPUS": "4"}
 LOST = (dist.PeerLost, dist.PeerFailed)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
-
-
 def join(is_eager: bool = False) -> None:
     gpu_arrays.start()
     gpu = int(os.environ["LOCAL_RANK"])

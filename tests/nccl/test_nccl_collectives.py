@@ -10,16 +10,16 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, reduce
+from functools import reduce
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from collectives.backend_programs import MESSAGES, OTHERS, Arrays, for_arrays
-from collectives.playing import Report, all_right, nothing_went_wrong, play_programs, report
+from collectives.playing import Report, all_right, nothing_went_wrong, once, play_programs, report
 from collectives.test_factors_and_complex import FACTORS, Reduction
-from nccl import gpu_arrays, stand_ins
+from nccl import gpu_arrays
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, is_idle, new_stream
 from nccl.gpu_parts import GpuPart, OnGpu, case_of, choose, unequal_blocks
 from seeded_cases import Case
@@ -27,7 +27,7 @@ from seeded_cases import Case
 import procgroup as dist
 from oracle import DTYPES, FLOATS, OPS, Array, is_defined, numpy_dtype
 from tiers import SAMPLED
-from world import WorldFailed, run
+from world import run
 
 if gpu_arrays.MISSING:
     pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
@@ -53,11 +53,6 @@ PROGRAMS: dict[str, Callable[[int, int], None]] = for_arrays(ARRAYS, MESSAGES, O
 def program(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
     PROGRAMS[function.__name__.replace("_", " ")] = function
     return function
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
 
 
 def of(*elements: float, stream: int | None = LEGACY) -> GpuArray:
@@ -530,20 +525,10 @@ def play(rank: int, size: int, cases_of: dict[str, list[Case]]) -> Played:
     return reports, became
 
 
-@cache
-def world_of(size: int, sampled: bool) -> list[Played] | WorldFailed:
-    cases_of = {kind: make(size, sampled) for kind, make in KINDS.items()}
-    try:
-        return run(play, size, args=(cases_of,), timeout=150 if sampled else 7000, environment=GPUS)
-    except WorldFailed as error:
-        return error
-
-
+@once
 def played(size: int, sampled: bool) -> list[Played]:
-    results = world_of(size, sampled)
-    if isinstance(results, WorldFailed):
-        raise results
-    return results
+    cases_of = {kind: make(size, sampled) for kind, make in KINDS.items()}
+    return run(play, size, args=(cases_of,), timeout=150 if sampled else 7000, environment=GPUS)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from failures.waiting_calls import ABSENT, allowance
 from mpi.test_mpi_failures import error_of, everybody, moment_in
-from nccl import gpu_arrays, stand_ins
+from nccl import gpu_arrays
 from nccl.gpu_arrays import GpuArray, comes_true, held, new_stream
 from nccl.gpu_parts import GpuPart, case_of
 from seeded_cases import Case
@@ -38,11 +38,6 @@ LIMIT = 0.5
 """Seconds after which calls time out."""
 END = 5.0
 """Seconds within which a group is destroyed, and processes end, after a failure."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
 
 
 def join(gpu: int | None = None, **how: Any) -> None:

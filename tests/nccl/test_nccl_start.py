@@ -31,11 +31,6 @@ if gpu_arrays.MISSING:
 GPUS = {"PROCGROUP_STAND_IN_GPUS": "4"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
-
-
 def add_up(**how: Any) -> float:
     """Return the sum of a one of each rank, which NCCL computes."""
     array = GpuArray.of(np.ones(4), **how)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nccl import gpu_arrays, stand_ins
+from nccl import gpu_arrays
 from nccl.gpu_arrays import GpuArray
 
 import procgroup as dist
@@ -60,11 +60,6 @@ PATHS = {
 """The functions that each call enters: the public one, what chooses the group and the root, and the group's method."""
 OLD_NAMES = {"all_gather_into_tensor": "all_gather_single"}
 """Names that warn first, and then are the same."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
 
 
 def ones(count: int) -> GpuArray:

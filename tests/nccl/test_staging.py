@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from functools import cache
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from collectives.contract_cases import choose
-from collectives.playing import Report, all_right, nothing_went_wrong, play_programs
-from nccl import gpu_arrays, stand_ins
+from collectives.playing import Report, all_right, nothing_went_wrong, once, play_programs
+from nccl import gpu_arrays
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, new_stream
 from nccl.gpu_parts import case_of
 from nccl.test_nccl_collectives import GPUS, expect, full, of, play_one
@@ -29,17 +28,12 @@ import procgroup as dist
 from oracle import COMPLEX, FLOAT8, INTEGERS, is_defined
 from procgroup._native import staged_bytes
 from tiers import SAMPLED
-from world import WorldFailed, attempt, run
+from world import attempt, run
 
 if gpu_arrays.MISSING:
     pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
 
 ON_GPU = [name for name in EVERY_RANK if name != "barrier"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
 
 
 def what_nccl_has_not() -> list[Case]:
@@ -219,19 +213,9 @@ SHARED = {**GPUS, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 """All ranks use GPU 0."""
 
 
-@cache
-def world_of(size: int, sampled: bool) -> list[Played] | WorldFailed:
-    try:
-        return run(play, size, args=(every_kind(size, sampled),), timeout=150 if sampled else 7000, environment=SHARED)
-    except WorldFailed as error:
-        return error
-
-
+@once
 def played(size: int, sampled: bool) -> list[Played]:
-    results = world_of(size, sampled)
-    if isinstance(results, WorldFailed):
-        raise results
-    return results
+    return run(play, size, args=(every_kind(size, sampled),), timeout=150 if sampled else 7000, environment=SHARED)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -44,11 +44,6 @@ INT32, FLOAT32 = 2, 7
 GPUS = {"PROCGROUP_STAND_IN_GPUS": "4"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def libraries() -> None:
-    stand_ins.build()  # before the deadlines of the worlds begin
-
-
 class Rank:
     """One rank with a GPU, a stream, and a communicator of all ranks."""
 
