@@ -1,6 +1,8 @@
 #include "group/group.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "base/pause.hpp"
 #include "group/group_operation.hpp"
@@ -25,6 +27,17 @@ bool is_ready(const Request& request) {
   }
 }
 
+// Advance the operation in a few polls, with the language's lock held. One that keeps moving is large, and takes long
+// enough to let other threads run.
+Progress poll(Operation& operation, const WaitPolicy& policy) {
+  Progress progress = operation.help();
+  for (int polls = policy.held_polls(); progress == Progress::kWaiting && polls > 0; --polls) {
+    cpu_pause();
+    progress = operation.help();
+  }
+  return progress;
+}
+
 }  // namespace
 
 void Group::run(Request& request, double seconds, LanguageRuntime& language) {
@@ -36,20 +49,21 @@ void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   number(request.descriptor);
   Recording recording(engine_.recorder(), request.descriptor, request.source);
   if (request.before) {
-    language.unlock();
+    const Released released(language);
     request.before();
-    language.lock();
   }
   CollectiveCall call(*state_, request);
   std::optional<Failure> failure;
   bool is_queued = false;
-  if (!ends_soon(call))
-    failure = supervise(call, request.descriptor, [&] { return awaited(call, request.descriptor); }, seconds, language);
+  if (poll(call, engine_.policy()) != Progress::kDone || call.failure() != nullptr) {
+    const auto awaited_ranks = [&] { return awaited(call, request.descriptor); };
+    failure = complete_watched(call, request.descriptor, awaited_ranks, seconds, language);
+    if (failure) break_with(*failure, request.descriptor);
+  }
   if (!failure && (request.after || request.task)) {
-    language.unlock();
+    const Released released(language);
     failure = failure_of([&] { is_queued = conclude(request, call, seconds, recording) != nullptr; });
     if (failure) break_with(*failure, request.descriptor);
-    language.lock();
   }
   if (!is_queued) recording.end(failure ? &*failure : nullptr);
   if (failure) throw reported(*std::move(failure), request.descriptor);
@@ -69,17 +83,6 @@ std::shared_ptr<GroupOperation> Group::conclude(const Request& request, const Co
   return is_queued ? follow(made, request.task, seconds, request.is_unawaited, recording) : nullptr;
 }
 
-// Whether the call completes within a few polls, with the language's lock held. A call that keeps moving is large, and
-// takes long enough to let other threads run.
-bool Group::ends_soon(CollectiveCall& call) const {
-  Progress progress = call.advance();
-  for (int polls = engine_.policy().held_polls(); progress == Progress::kWaiting && polls > 0; --polls) {
-    cpu_pause();
-    progress = call.advance();
-  }
-  return progress == Progress::kDone && call.failure() == nullptr;
-}
-
 void Group::run_queued(const Request& request, double seconds, LanguageRuntime& language) {
   const std::shared_ptr<GroupOperation> operation = start(request, seconds);
   bool interrupted = false;
@@ -95,12 +98,46 @@ void Group::run_queued(const Request& request, double seconds, LanguageRuntime& 
   }
 }
 
+// The progress thread, which advances the operation, too, examines it for everything but deadlocks: only a thread that
+// waits can be part of one.
+Group::Outcome Group::await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language,
+                            bool& interrupted) {
+  DeadlockDetector watch(engine_, std::min(operation.seconds(), deadline.remaining_seconds()), engine_.suspicious_ns());
+  const auto awaited = [&]() -> std::optional<Awaited> {
+    std::optional<Awaited> found = operation.awaited();
+    if (!found) return std::nullopt;  // a queued call has no number yet, and the progress thread may be writing it
+    return unless_failed(operation, operation.call(), std::move(found));
+  };
+  const auto look = [&](const Operation&) { return find_deadlock(watch, operation, awaited, language); };
+  WaitPolicy policy = engine_.policy().for_bytes(operation.bytes());
+  policy.is_helping = true;
+  if (poll(operation, policy) != Progress::kDone) {
+    const Released released(language);
+    const Operation::Awaiting awaiting(operation);
+    WaitBudget budget(policy, deadline);
+    std::optional<Failure> end = wait(operation, budget, engine_, language, std::cref(look));
+    interrupted = end && end->kind == Failure::Kind::kInterrupted;
+    if (interrupted || (end && end->kind == Failure::Kind::kTimeout)) return {};
+    if (end) give_up(operation, *std::move(end));
+  }
+  if (operation.failure() == nullptr) return {.has_completed = true};
+  std::optional<Failure> deadlock = watch.announced();
+  return {.has_completed = true, .failure = deadlock ? std::move(deadlock) : std::optional(*operation.failure())};
+}
+
+// End an operation from the thread that waits for it; one of the queue is at its head.
+void Group::give_up(GroupOperation& operation, Failure failure) {
+  const std::lock_guard driving(driving_);
+  if (operation.is_completed()) return;
+  operation.give_up(std::move(failure));
+  if (!is_message(operation.call().op)) end_with(operation, *operation.failure());
+}
+
 // The call may be running in the progress thread, with this caller's arrays: it has to end first.
 void Group::end_interrupted(GroupOperation& operation, LanguageRuntime& language) {
   break_with({.kind = Failure::Kind::kInterrupted}, operation.call());
-  language.unlock();
+  const Released released(language);
   while (!operation.is_completed()) engine_.sleep(1'000'000, [&] { return operation.is_completed(); });
-  language.lock();
 }
 
 void Group::finish_turn() {
@@ -121,15 +158,14 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, La
   const bool leaves_it = (engine_.policy().core_to_spare && size() > 1) || queued_.load(std::memory_order_acquire) != 0;
   if (leaves_it && !request.descriptor.on_device) return start(std::move(request), seconds);
   auto [operation, is_first] = enqueue(std::move(request), seconds);
-  language.unlock();
+  const Released released(language);
   bool wakes = true;
   if (leaves_it)
     wakes = is_first && announce(*operation);
   else
     run_along(*operation);
   leave_to_progress_thread(*operation, wakes);
-  language.lock();
-  return operation;
+  return std::move(operation);
 }
 
 // Take part, without waiting, in a call whose bytes a device moves, which costs this thread little. Whether the
@@ -164,13 +200,14 @@ std::pair<std::shared_ptr<GroupOperation>, bool> Group::enqueue(Request request,
 }
 
 void Group::run_along(const GroupOperation& operation) {
-  Backoff backoff(engine_.policy(), kAlongNs);
+  WaitPolicy policy = engine_.policy();
+  policy.spin_ns = kAlongNs;
+  WaitBudget budget(policy);
   const uint32_t known = engine_.news().load(std::memory_order_acquire);
   while (!operation.is_completed()) {
     const Progress progress = advance_queue(&operation);
-    if (progress == Progress::kMoved) backoff.renew();
     if (engine_.news().load(std::memory_order_relaxed) != known) return;
-    if (progress != Progress::kMoved && !backoff.wait_a_moment()) return;
+    if (!budget.spend(progress) && progress != Progress::kMoved) return;
   }
 }
 
@@ -319,7 +356,7 @@ std::optional<size_t> Group::open_receives(const Operation& waited, const std::v
   return open;
 }
 
-bool Group::hurries() {
+bool Group::note_pending() {
   const std::lock_guard lock(queue_mutex_);
   const uint64_t before = std::exchange(looked_at_, message_sequence_.load(std::memory_order_relaxed));
   if (std::ranges::any_of(device_queues_, [](const auto& one) { return !one.second.empty(); })) return true;
@@ -462,13 +499,10 @@ void Group::examine_pending() {
   }
   for (const std::shared_ptr<GroupOperation>& operation : running) {
     std::optional<Failure> failure = operation->is_completed() ? std::nullopt : what_ends(*operation);
-    if (failure) {
-      const bool exhausted = operation->is_looked_at_enough();
-      if ((operation->advance() == Progress::kWaiting || exhausted) && !operation->is_completed())
-        operation->give_up(std::move(*failure));
-    } else {
-      operation->look_anew();
-    }
+    if (!failure)
+      operation->budget().restore();
+    else if (!operation->budget().extend(operation->advance()) && !operation->is_completed())
+      operation->give_up(std::move(*failure));
     // Receives may be posted long before they are needed: they count once a thread waits for them.
     if (!operation->is_completed() && (!is_message(operation->call().op) || operation->is_awaited()))
       report_wait(operation->wait_report(), *operation, operation->call(), operation->deadline().remaining_seconds());

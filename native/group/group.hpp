@@ -175,7 +175,7 @@ class Group final : public Source {
   Progress advance_pending() override;
   void examine_pending() override;
   int64_t longest_sleep_ns() override;
-  bool hurries() override;
+  bool note_pending() override;
   std::optional<size_t> open_receives(const Operation& waited, const std::vector<int>& awaited) override;
 
  private:
@@ -207,7 +207,6 @@ class Group final : public Source {
   AtOnce try_message(const MessageRequest& request);
   AtOnce try_receive_from_any(MessageRequest& request);
   std::string unread(const MessageRequest& request) const;
-  bool ends_soon(CollectiveCall& call) const;
   void run_queued(const Request& request, double seconds, LanguageRuntime& language);
   void break_with_unseen_mismatch();
   void mark_left();
@@ -225,12 +224,9 @@ class Group final : public Source {
   bool has_device_work();
   bool has_unfinished_device_calls();
   static bool may_rest(const GroupOperation& message);
-  std::optional<Failure> supervise(Operation& operation, const Descriptor& call,
-                                   const std::function<std::optional<Awaited>()>& awaited, double seconds,
-                                   LanguageRuntime& language);
-  std::optional<Failure> drive_watched(Operation& operation, const Descriptor& call,
-                                       const std::function<std::optional<Awaited>()>& awaited, double seconds,
-                                       LanguageRuntime& language);
+  std::optional<Failure> complete_watched(Operation& operation, const Descriptor& call,
+                                          const std::function<std::optional<Awaited>()>& awaited, double seconds,
+                                          LanguageRuntime& language);
   std::vector<int> world_ranks(std::vector<int> members) const;
   void record_awaited(const Descriptor& call, const std::vector<int>& missing) const;
   void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const;
@@ -344,12 +340,12 @@ class GroupOperation : public Operation {
  public:
   // `bytes`: that the call moves, as far as a thread that waits for it needs to know.
   GroupOperation(Group& group, size_t bytes, double seconds)
-      : group_(group), bytes_(bytes), seconds_(seconds), deadline_(Deadline::after(seconds)) {}
+      : group_(group), bytes_(bytes), seconds_(seconds), budget_(WaitPolicy{}, Deadline::after(seconds)) {}
 
   Group& group() const { return group_; }
   size_t bytes() const { return bytes_; }
   double seconds() const { return seconds_; }
-  Deadline deadline() const { return deadline_; }
+  Deadline deadline() const { return budget_.deadline(); }
   virtual Descriptor call() const = 0;
   virtual int source() const { return -1; }  // completed receives: the sender's group rank
   // As call(), from any thread, also while another one gives the call its number.
@@ -370,9 +366,8 @@ class GroupOperation : public Operation {
     kAnything,
   };
   virtual Beside beside(const std::vector<int>& /*awaited*/) const { return Beside::kAnything; }
-  // Of the thread that examines it: see LastLooks.
-  bool is_looked_at_enough() { return last_looks_.are_exhausted(); }
-  void look_anew() { last_looks_ = {}; }
+  // Of the thread that examines it.
+  WaitBudget& budget() { return budget_; }
   WaitReport& wait_report() { return wait_report_; }
   // Somebody is to be told of its end, though no thread waits for it.
   void watch();
@@ -382,7 +377,6 @@ class GroupOperation : public Operation {
   Group& group_;
   const size_t bytes_;
   const double seconds_;
-  const Deadline deadline_;
 
   void queue(std::shared_ptr<GroupOperation> device_work) { device_work_ = std::move(device_work); }
 
@@ -390,7 +384,7 @@ class GroupOperation : public Operation {
   std::shared_ptr<GroupOperation> device_work_;
   std::atomic<bool> watched_{false};
   std::atomic<bool> unawaited_{false};
-  LastLooks last_looks_;
+  WaitBudget budget_;
   WaitReport wait_report_;
 };
 

@@ -160,24 +160,26 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
   GroupCreation operation(engine_, options_.id, options_.members, offset_, stated);
   WaitReport report;
   DeadlockDetector watch(engine_, seconds, engine_.suspicious_ns());
-  drive(operation, seconds, engine_.policy(), engine_, language, [&](const Operation&) {
+  const auto look = [&](const Operation&) {
     const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds, {});
     if (due != WaitReport::Due::kNothing)
       engine_.report_wait(due, {engine_.rank(), stated, operation.missing(), report.waited_ns()}, options_.id);
     std::optional<Failure> failure = operation.examine();
     return failure ? failure : find_deadlock(watch, operation, [&] { return operation.awaited(); }, language);
-  });
+  };
+  std::optional<Failure> failure;
+  {
+    const Released released(language);
+    complete(operation, seconds, engine_.policy(), engine_, language, look);
+    if (operation.failure() != nullptr) failure = watch.announced().value_or(*operation.failure());
+    if (failure) explain(*failure, true);
+  }
   recording.end(operation.failure());
   refused_ = operation.refused();
-  if (operation.failure() != nullptr) {
-    Failure failure = watch.announced().value_or(*operation.failure());
-    language.unlock();
-    explain(failure, true);
-    language.lock();
-    refuse_to_begin(failure);
-  }
+  if (failure) refuse_to_begin(*failure);
   created_ = true;
-  if (const std::optional<Failure> failure = misplaced(operation.offsets())) refuse_to_begin(*failure);
+  failure = misplaced(operation.offsets());
+  if (failure) refuse_to_begin(*failure);
   attach(operation.offsets(), options_.hosts);
 }
 

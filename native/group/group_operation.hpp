@@ -32,6 +32,7 @@ class QueuedCall final : public GroupOperation {
   void record();
 
   Progress advance() override;
+  Progress help() override { return is_completed() ? Progress::kDone : Progress::kWaiting; }
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }
   Descriptor call_so_far() const override;
@@ -65,7 +66,6 @@ class MessageOperation final : public GroupOperation {
   ~MessageOperation() override;
 
   Progress advance() override;
-  Progress help() override { return advance(); }
   // As advance(). Looks at what has come only where `looks` is set, and clears it when there was nothing.
   Progress advance(bool& looks);
   std::vector<int> missing() const override;
@@ -133,7 +133,6 @@ class DeviceOperation final : public GroupOperation {
   }
 
   Progress advance() override;
-  Progress help() override { return advance(); }
   std::vector<int> missing() const override { return {}; }
   Descriptor call() const override { return call_; }
   void give_up(Failure failure) override;

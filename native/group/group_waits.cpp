@@ -86,7 +86,7 @@ int Group::run_message(const MessageRequest& request, double seconds, LanguageRu
   if (const std::optional<int> peer = message_at_once(request, looks)) return request.op == OpKind::kRecv ? *peer : -1;
   MessageOperation operation(*this, request, seconds);
   require_usable(operation.call());
-  auto failure = drive_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, language);
+  auto failure = complete_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, language);
   if (!failure) return operation.source();
   {
     const std::lock_guard lock(engine_.messages_mutex());
@@ -95,19 +95,11 @@ int Group::run_message(const MessageRequest& request, double seconds, LanguageRu
   throw reported(*std::move(failure), operation.call());
 }
 
-std::optional<Failure> Group::supervise(Operation& operation, const Descriptor& call,
-                                        const std::function<std::optional<Awaited>()>& awaited, double seconds,
-                                        LanguageRuntime& language) {
-  std::optional<Failure> failure = drive_watched(operation, call, awaited, seconds, language);
-  if (failure) break_with(*failure, call);
-  return failure;
-}
-
 // Advance the operation until it has completed; return its failure. A deadlock is the cause of the other failures that
 // its ranks see.
-std::optional<Failure> Group::drive_watched(Operation& operation, const Descriptor& call,
-                                            const std::function<std::optional<Awaited>()>& awaited, double seconds,
-                                            LanguageRuntime& language) {
+std::optional<Failure> Group::complete_watched(Operation& operation, const Descriptor& call,
+                                               const std::function<std::optional<Awaited>()>& awaited, double seconds,
+                                               LanguageRuntime& language) {
   DeadlockDetector watch(engine_, seconds, engine_.suspicious_ns());
   WaitReport report;
   const auto look = [&](const Operation& running) -> std::optional<Failure> {
@@ -120,15 +112,14 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
         find_deadlock(watch, running, [&] { return unless_failed(running, call, awaited()); }, language);
     return deadlock ? std::move(deadlock) : std::move(failure);
   };
+  const Released released(language);
   const WaitPolicy policy = engine_.policy().for_bytes(call.bytes());
-  drive(operation, seconds, policy, engine_, language, std::cref(look));  // by reference: no allocation
+  complete(operation, seconds, policy, engine_, language, std::cref(look));  // by reference: no allocation
   if (operation.failure() == nullptr) return std::nullopt;
   std::optional<Failure> deadlock = watch.announced();
   if (deadlock) return deadlock;
   Failure failure = own_view(cause_of(*operation.failure()));
-  language.unlock();
   explain(failure);
-  language.lock();
   return failure;
 }
 
@@ -150,35 +141,6 @@ std::optional<Failure> Group::find_deadlock(DeadlockDetector& watch, const Opera
     return found;
   };
   return watch.examine(awaited_alone, [&] { return language.alone(); });
-}
-
-// The progress thread, which advances the operation, too, examines it for everything but deadlocks: only a thread that
-// waits can be part of one.
-Group::Outcome Group::await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language,
-                            bool& interrupted) {
-  DeadlockDetector watch(engine_, std::min(operation.seconds(), deadline.remaining_seconds()), engine_.suspicious_ns());
-  const auto awaited = [&]() -> std::optional<Awaited> {
-    std::optional<Awaited> found = operation.awaited();
-    if (!found) return std::nullopt;  // a queued call has no number yet, and the progress thread may be writing it
-    return unless_failed(operation, operation.call(), std::move(found));
-  };
-  const auto look = [&] {
-    if (std::optional<Failure> deadlock = find_deadlock(watch, operation, awaited, language))
-      give_up(operation, *std::move(deadlock));
-  };
-  const WaitPolicy policy = engine_.policy().for_bytes(operation.bytes());
-  if (!await_completion(operation, deadline, policy, engine_, language, interrupted, std::cref(look))) return {};
-  if (operation.failure() == nullptr) return {.has_completed = true};
-  std::optional<Failure> deadlock = watch.announced();
-  return {.has_completed = true, .failure = deadlock ? std::move(deadlock) : std::optional(*operation.failure())};
-}
-
-// End an operation from the thread that waits for it; one of the queue is at its head.
-void Group::give_up(GroupOperation& operation, Failure failure) {
-  const std::lock_guard driving(driving_);
-  if (operation.is_completed()) return;
-  operation.give_up(std::move(failure));
-  if (!is_message(operation.call().op)) end_with(operation, *operation.failure());
 }
 
 std::vector<int> Group::world_ranks(std::vector<int> members) const {

@@ -16,6 +16,18 @@ class LanguageRuntime {
   virtual bool alone() { return false; }
 };
 
+// Lets other threads of the language run until the end of the scope.
+class Released {
+ public:
+  explicit Released(LanguageRuntime& language) : language_(language) { language_.unlock(); }
+  ~Released() { language_.lock(); }
+  Released(const Released&) = delete;
+  Released& operator=(const Released&) = delete;
+
+ private:
+  LanguageRuntime& language_;
+};
+
 // For callers that are not Python: no lock to release, no interrupts.
 class NoRuntime final : public LanguageRuntime {
  public:

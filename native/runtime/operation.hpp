@@ -27,8 +27,8 @@ class Operation {
   // Do what can be done now, without ever waiting. One thread at a time.
   virtual Progress advance() = 0;
 
-  // As advance(), but any thread may call it at any time; does nothing where that is not possible.
-  virtual Progress help() { return is_completed() ? Progress::kDone : Progress::kWaiting; }
+  // As advance(), from a thread that waits; does nothing where only the progress thread may advance it.
+  virtual Progress help() { return advance(); }
 
   // Group ranks that this operation is waiting for now (for error texts; may be approximate).
   virtual std::vector<int> missing() const = 0;

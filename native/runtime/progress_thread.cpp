@@ -10,6 +10,7 @@ namespace procgroup {
 namespace {
 
 constexpr int64_t kExamineNs = 20'000'000;  // how late deadlines and deaths may be noticed
+constexpr int64_t kSpinNs = 60'000;         // before a sleep, beside callers that compute
 constexpr auto kRest = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -89,11 +90,11 @@ std::optional<size_t> ProgressThread::open_receives(const Operation& waited, con
   return sum;
 }
 
-bool ProgressThread::hurries() {
+bool ProgressThread::note_pending() {
   const std::lock_guard pass(pass_);
-  bool hurries = false;
-  for (Source* source : sources_) hurries = source->hurries() || hurries;
-  return hurries;
+  bool is_urgent = false;
+  for (Source* source : sources_) is_urgent = source->note_pending() || is_urgent;
+  return is_urgent;
 }
 
 void ProgressThread::examine_all() {
@@ -110,37 +111,35 @@ int64_t ProgressThread::longest_sleep_ns() {
 
 void ProgressThread::run() {
   sleeps_ = false;
-  Backoff backoff(policy_, policy_.background_spin_ns);
-  int64_t examined_ns = now_ns();
+  WaitPolicy policy = policy_;
+  policy.spin_ns = kSpinNs;
+  policy.slice_ns = kExamineNs;
+  WaitBudget budget(policy);
   uint32_t known = waiter_.news().load(std::memory_order_acquire);
   for (;;) {
     if (stop_) return;
     work_ = false;
     const Progress progress = advance_all();
     if (progress == Progress::kMoved) {
-      backoff.renew();
       // What moves must not hide that something else is late.
-      if (now_ns() - examined_ns < kExamineNs) continue;
-      examine_all();
-      examined_ns = now_ns();
+      if (!budget.spend(progress)) examine_all();
     } else if (progress == Progress::kDone) {
       std::unique_lock lock(mutex_);
       sleeps_ = true;
       changed_.wait(lock, [this] { return work_ || stop_ || soon_; });
       sleeps_ = false;
       if (!work_ && !stop_) rest(lock);
-      backoff.renew();
-    } else if (progress == Progress::kWaiting && !hurries()) {
+      budget.renew();
+    } else if (!note_pending()) {
       std::unique_lock lock(mutex_);
       rest(lock);
-      backoff.renew();
-    } else if (waiter_.news().load(std::memory_order_relaxed) != known || !backoff.wait_a_moment()) {
+      budget.renew();
+    } else if (waiter_.news().load(std::memory_order_relaxed) != known || !budget.spend(progress)) {
       known = waiter_.news().load(std::memory_order_acquire);
       examine_all();
-      examined_ns = now_ns();
       bool moved = false;
       waiter_.sleep(longest_sleep_ns(), [&] { return moved = advance_all() != Progress::kWaiting; });
-      if (moved) backoff.renew();
+      if (moved) budget.renew();
     }
   }
 }

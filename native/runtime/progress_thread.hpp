@@ -31,8 +31,8 @@ class Source {
   virtual std::optional<size_t> open_receives(const Operation& waited, const std::vector<int>& awaited) = 0;
   // See Operation::longest_sleep_ns.
   virtual int64_t longest_sleep_ns() = 0;
-  // Whether something is pending that has been so since the last look, or that needs this thread at once.
-  virtual bool hurries() = 0;
+  // Note what is pending. Return whether some of it has been noted before, or needs this thread at once.
+  virtual bool note_pending() = 0;
 };
 
 class ProgressThread {
@@ -58,7 +58,7 @@ class ProgressThread {
   Progress advance_all();
   int64_t longest_sleep_ns();
   void examine_all();
-  bool hurries();
+  bool note_pending();
   void rest(std::unique_lock<std::mutex>& lock);
 
   Waiter& waiter_;

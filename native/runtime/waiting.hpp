@@ -1,6 +1,6 @@
 // How a rank waits for an operation: spin, then yield or sleep; always with a deadline.
 //
-//     holding the language's lock   about 2 us of polling, by the callers of drive(): giving the lock away can cost
+//     holding the language's lock   about 2 us of polling, by the callers of wait(): giving the lock away can cost
 //                                   100 times that
 //     spinning                      some times as long as a sleep and a wake would take, when every rank has a core,
 //                                   and as long as a peer takes to copy what a large call moves
@@ -36,10 +36,14 @@ struct WaitPolicy {
   static constexpr int64_t kSpinNs = 500'000;
   static constexpr int64_t kYieldNs = 30'000;
   int64_t spin_ns = kSpinNs;
-  int64_t background_spin_ns = 60'000;  // of the progress thread, beside callers that compute
   // An oversubscribed rank sleeps earlier, after so many yields that let another thread run. The awaited rank is often
   // the next one on this core, but a thread that only polls takes the core from those that copy.
   int switches = 8;
+  // How long a waiter polls something that moves before it looks at what else may end its wait. Moves are no proof that
+  // the awaited rank lives, because other traffic moves, too.
+  int64_t slice_ns = 50'000'000;
+  // The progress thread advances the awaited operation, too, and wakes this waiter at its end.
+  bool is_helping = false;
 
   int held_polls() const { return hold_lock && !oversubscribed ? kHeldPolls : 0; }
   // For a call of so many bytes: a peer that copies them keeps this rank waiting longer than spin_ns, and a wake would
@@ -55,69 +59,47 @@ struct WaitPolicy {
   static constexpr size_t kAwaitedBytes = size_t{20} << 20;  // 2 ms: a wake counts for little beside longer ones
 };
 
-// How long one waiter goes on polling before it sleeps.
-class Backoff {
+// What one wait may spend: polls before each sleep, moves before each look, its time limit, and a last extension.
+class WaitBudget {
  public:
-  explicit Backoff(const WaitPolicy& policy) : Backoff(policy, policy.spin_ns) {}
-  Backoff(const WaitPolicy& policy, int64_t spin_ns) : policy_(policy), spin_ns_(spin_ns) {}
+  explicit WaitBudget(const WaitPolicy& policy, Deadline deadline = Deadline::never())
+      : policy_(policy), deadline_(deadline) {}
 
-  // Something moved: begin again.
-  void renew() { moments_ = 0, since_ns_ = 0; }
-  // Pause or yield once; false when it is time to sleep.
-  bool wait_a_moment();
+  const WaitPolicy& policy() const { return policy_; }
+  Deadline deadline() const { return deadline_; }
+
+  // Account for one attempt to advance; pause or yield if it moved nothing. Return whether to try again at once. If
+  // not, it is time to look at what else may end the wait, and to sleep if nothing moved.
+  bool spend(Progress progress);
+  // Begin to poll again, after a sleep.
+  void renew() { polls_ = 0, polling_since_ns_ = 0, moves_ = 0, moving_since_ns_ = 0; }
+  // Something other than its operation ends the wait. The last missing data may have come just before, so an operation
+  // that still moves is advanced for a while: the time is limited, because other traffic may keep it busy for ever.
+  // Return whether that goes on after an attempt with this result.
+  bool extend(Progress progress);
+  // A later look has found nothing that ends the wait: the cause was about a peer that is no longer needed.
+  void restore() { ending_since_ns_ = 0; }
 
  private:
-  // After this many moments, each one yields the core: the awaited rank may be waiting for it, when other programs keep
+  // After this many polls, each one yields the core: the awaited rank may be waiting for it, when other programs keep
   // the cores busy. On an idle core a yield returns in some 0.3 us.
   static constexpr int kPurePolls = 100;
-  static constexpr int kMomentsBetweenClocks = 16;
+  static constexpr int kStepsBetweenClocks = 16;
   // A yield that took longer has let another thread run.
   static constexpr int64_t kSwitchNs = 1'000;
+  static constexpr int64_t kExtensionNs = 200'000'000;
 
+  bool pause();
   bool yield();
+  bool spend_move();
 
-  const WaitPolicy& policy_;
-  const int64_t spin_ns_;
-  int moments_ = 0;  // where ranks outnumber cores, only the yields that let another thread run
-  int64_t since_ns_ = 0;
-};
-
-// Moves are no proof that the awaited rank lives: other traffic moves too. So even while things move, a
-// waiter comes up for air this often.
-class Slice {
- public:
-  bool is_completed() {
-    if (++moves_ % kMovesBetweenClocks != 0) return false;
-    const int64_t now = now_ns();
-    if (began_ns_ == 0) began_ns_ = now;
-    return now - began_ns_ > kLengthNs;
-  }
-
- private:
-  static constexpr int kMovesBetweenClocks = 16;
-  static constexpr int64_t kLengthNs = 50'000'000;
-
+  const WaitPolicy policy_;
+  const Deadline deadline_;
+  int polls_ = 0;  // where ranks outnumber cores, only the yields that let another thread run
+  int64_t polling_since_ns_ = 0;
   int moves_ = 0;
-  int64_t began_ns_ = 0;
-};
-
-// A timeout or failure may be seen just after the last missing block arrived, so an operation that still makes progress
-// is advanced for a while before it is cancelled. The time is limited, since other traffic may keep it busy for ever.
-// It begins again when a look finds nothing that ends the wait: what the last one found was about a peer that is done
-// with.
-class LastLooks {
- public:
-  // Called at every look after something has ended the wait.
-  bool are_exhausted() {
-    const int64_t now = now_ns();
-    if (since_ns_ == 0) since_ns_ = now;
-    return now - since_ns_ > kLengthNs;
-  }
-
- private:
-  static constexpr int64_t kLengthNs = 200'000'000;
-
-  int64_t since_ns_ = 0;
+  int64_t moving_since_ns_ = 0;
+  int64_t ending_since_ns_ = 0;
 };
 
 // Where a waiter sleeps and what it looks after; implemented by the engine.
@@ -130,16 +112,17 @@ class Waiter {
   virtual const std::atomic<uint32_t>& news() const = 0;
 };
 
-// Tells what, outside of the operation itself, ends it: a lost or failed peer, an abort.
-using Examine = std::function<std::optional<Failure>(const Operation&)>;
+// Returns what, outside of the operation itself, ends the wait for it: a lost or failed peer, an abort, a deadlock.
+using Look = std::function<std::optional<Failure>(const Operation&)>;
 
-// Advance `operation` until it has completed. `seconds` is its time limit. Host's lock is held on entry and exit.
-void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
-           const Examine& examine);
+// Advance `operation` until it has completed. Return what ends the wait before that: the result of `look`, an
+// interrupt, or a timeout without its details. The operation is then still pending. Called without the language's lock.
+std::optional<Failure> wait(Operation& operation, WaitBudget& budget, Waiter& waiter, LanguageRuntime& language,
+                            const Look& look);
 
-// Wait until another thread has finished `operation`, or this one has with help(), at most until `deadline`; false when
-// that passed or when the host interrupted (then `interrupted` is set). `look` is called, unlocked, before each sleep.
-bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Waiter& waiter,
-                      LanguageRuntime& language, bool& interrupted, const std::function<void()>& look);
+// The same for an operation that only this thread advances, with a time limit of `seconds`: whatever ends the wait ends
+// the operation.
+void complete(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
+              const Look& look);
 
 }  // namespace procgroup

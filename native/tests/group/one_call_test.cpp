@@ -38,7 +38,7 @@ struct Frame {
 // docs/design/native.md shows them, too ("One call").
 const std::vector<Frame> kFrames = {
     {"run", "group/group.cpp"},
-    {"ends_soon", "group/group.cpp"},
+    {"poll", "group/group.cpp"},
     {"advance", "collectives/collective_call.cpp"},
     {"finish_small", "collectives/small_call.cpp"},
     {"kernel", "dtype/kernels.cpp"},

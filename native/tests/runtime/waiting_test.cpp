@@ -27,11 +27,11 @@ class Bench final : public Waiter {
   std::atomic<uint32_t> news_{0};
 };
 
-Failure::Kind end_of_a_restless_one(double seconds, const Examine& examine) {
+Failure::Kind end_of_a_restless_one(double seconds, const Look& examine) {
   Restless operation;
   Bench bench;
   NoRuntime language;
-  drive(operation, seconds, WaitPolicy{}, bench, language, examine);
+  complete(operation, seconds, WaitPolicy{}, bench, language, examine);
   CHECK(operation.is_completed() && operation.failure() != nullptr);
   return operation.failure()->kind;
 }
@@ -74,7 +74,7 @@ void a_loss_that_a_later_look_does_not_find_is_none() {
   };
   Bench bench;
   NoRuntime language;
-  drive(operation, 3600, WaitPolicy{}, bench, language, examine);
+  complete(operation, 3600, WaitPolicy{}, bench, language, examine);
   CHECK(losses == 2 && operation.is_completed() && operation.failure() == nullptr);
 }
 
