@@ -31,7 +31,7 @@ COMMANDS = {
     "doctor": Command(
         "procgroup.diagnostics.doctor.command", "check this machine, or all hosts of a job, and say what to change"
     ),
-    "capabilities": Command("procgroup.backends.capability_command", "print which backend does what, on which arrays"),
+    "capabilities": Command("procgroup.backends.capability_table", "print which backend does what, on which arrays"),
     "launch": Command("procgroup.launch.__main__", "as run, by the older contract: each rank gets --local-rank=N"),
     "submit": Command("procgroup.launch.submit.command", "write a job for Slurm, Kubernetes or Ray, and submit it"),
     "completion": Command("procgroup.completion", "print a script with which bash, zsh or fish complete commands"),

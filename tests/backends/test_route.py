@@ -13,7 +13,7 @@ import pytest
 
 import two_hosts
 import world
-from procgroup.backends.route import Route, route_to
+from procgroup.backends.peer_network import Route, route_to
 from procgroup.stores.hash import HashStore
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.tcp import TCPStore

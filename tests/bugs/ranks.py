@@ -33,7 +33,7 @@ from typing import Any
 from forked_ranks import adopt_orphans, be_a_program, die_with_parent, kill_leftovers
 
 PRELOADED = {
-    "procgroup": ["numpy", "procgroup", "procgroup.backends.mesh", "procgroup.backends.native"],
+    "procgroup": ["numpy", "procgroup", "procgroup.backends.peer_network", "procgroup.backends.native"],
     "torch": ["numpy", "torch", "torch.nn.parallel", "torch.distributed", "procgroup", "procgroup.torch_plugin"],
     "gloo": ["numpy", "torch", "torch.nn.parallel", "torch.distributed"],
 }

@@ -165,7 +165,8 @@ class Summary:
 
 def work(task: dict[str, Any]) -> tuple[Plan, int, int]:
     """Play the scenarios of one worker. Returns only in a rank, with its plan, its number and its pipe."""
-    for name in ("numpy", "procgroup", "procgroup.backends.mesh", "procgroup.backends.native", "procgroup.testing"):
+    modules = ("procgroup", "procgroup.backends.peer_network", "procgroup.backends.native", "procgroup.testing")
+    for name in ("numpy", *modules):
         importlib.import_module(name)
     for name in importlib.import_module("procgroup").__all__:
         getattr(importlib.import_module("procgroup"), name)

@@ -124,7 +124,7 @@ def objects_move_through_torch_s_own_functions(rank: int, size: int) -> None:
 def groups_of_some_ranks_share_the_connections(rank: int, size: int) -> None:
     pair = dist.new_group([0, 2])
     if rank in (0, 2):
-        assert pair.group.engine.__class__.__name__ == "NativeSubgroup"
+        assert pair.group.engine.__class__.__name__ == "NativeGroup"
         tensor = torch.full((2,), float(rank))
         dist.all_reduce(tensor, group=pair)
         assert tensor.tolist() == [2.0, 2.0]

@@ -202,7 +202,7 @@ def test_keys_and_values_of_other_types_are_refused(store: Any) -> None:
 def test_the_address_of_the_store_is_found_through_all_prefixes() -> None:
     import torch.distributed as dist
 
-    from procgroup.backends.route import route_to
+    from procgroup.backends.peer_network import route_to
     from procgroup.torch_plugin.store import TorchStore
 
     store = dist.PrefixStore("a", dist.PrefixStore("b", dist.TCPStore("127.0.0.1", free_port(), 1, True)))

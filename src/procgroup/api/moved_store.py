@@ -32,7 +32,7 @@ def open_store(engine: GroupEngine, rank: int, old: Store, timeout: timedelta) -
     rank is lost meanwhile, DistNetworkError where the new store is not reached in ``timeout``.
     """
     # Not above: a world of 1 does without them.
-    from procgroup.backends.route import route_to
+    from procgroup.backends.peer_network import route_to
     from procgroup.stores.tcp import TCPStore
 
     limit = timeout.total_seconds()

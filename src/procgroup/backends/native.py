@@ -13,20 +13,12 @@ from collections.abc import Collection, Sequence
 
 from procgroup import _native, environ, flight_records, log, stack_signal
 from procgroup.backends.connecting import Details
-from procgroup.backends.mesh import Links, Mesh
-from procgroup.backends.native_subgroup import (
-    EngineGroup,
-    NativeSubgroup,
-    Subgroups,
-    calls_in_progress,
-    transport_between,
-    world_identity,
-)
-from procgroup.backends.route import route_to
+from procgroup.backends.native_group import NativeGroup, Subgroups, calls_in_progress, transport_between, world_identity
+from procgroup.backends.peer_network import Links, PeerNetwork, route_to
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError, DistNetworkError
 from procgroup.exit_reason import ExitReason
-from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
+from procgroup.groups.engine import FLUSH_SECONDS
 from procgroup.process_end import note_failure, wait_for_others
 from procgroup.stores.start_up import StartUp
 
@@ -45,35 +37,33 @@ def connect(
     timeout: float = 1800.0,
     data_key: bytes,
     global_ranks: Sequence[int] | None = None,
-) -> NativeBackend:
-    """Connect all ranks of a group through a store; return this rank's backend when every rank has connected.
+) -> WorldGroup:
+    """Connect all ranks of a group through a store; return that group on this rank when every rank has connected.
 
     Raises PeerLost or PeerFailed when another rank is lost meanwhile, CollectiveTimeout that names the ranks that are
     missing ``timeout`` seconds after the start began, or 120 seconds from now, and DistNetworkError when the ranks
     cannot connect.
     """
     start_up.limit_connecting(timeout, _CONNECT_SECONDS)
-    mesh = Mesh(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
+    network = PeerNetwork(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
     job = hashlib.sha256(b"procgroup job\0" + data_key).hexdigest()[:10]
-    engine, group, hosts = _connect(mesh, group_name, environ.PROCGROUP_TRANSPORT.get(), global_ranks, job)
-    return NativeBackend(engine, group, hosts, name=name, group_name=group_name, global_ranks=global_ranks)
+    engine, group, hosts = _connect(network, group_name, environ.PROCGROUP_TRANSPORT.get(), global_ranks, job)
+    return WorldGroup(engine, group, hosts, name=name, group_name=group_name, global_ranks=global_ranks)
 
 
 os.register_at_fork(after_in_child=_native.forget_own_threads)
 
 
-def alone(*, name: str = "procgroup", group_name: str = "default") -> NativeBackend:
-    """Return the backend of a group of one rank, without a store."""
+def alone(*, name: str = "procgroup", group_name: str = "default") -> WorldGroup:
+    """Return a group of one rank, without a store."""
     engine = make_engine(0, 1, False, job=secrets.token_hex(5))
     group = _native.Group(engine, world_identity(group_name, [0]), group_name, [0], 0, [0])
     group.attach([group.offset], [0])
-    return NativeBackend(engine, group, [0], name=name, group_name=group_name)
+    return WorldGroup(engine, group, [0], name=name, group_name=group_name)
 
 
-class NativeBackend(EngineGroup):
-    """One process group's engine on this rank, whose ranks are connected; ``hosts`` numbers the host of each."""
-
-    identity = 0
+class WorldGroup(NativeGroup):
+    """The group of all ranks of an engine, which are connected; ``hosts`` numbers the host of each."""
 
     def __init__(
         self,
@@ -85,32 +75,24 @@ class NativeBackend(EngineGroup):
         group_name: str,
         global_ranks: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(engine, group, name=name, transport=transport_between(hosts))
-        self.members: tuple[int, ...] = tuple(range(len(hosts)))
+        subgroups = Subgroups(engine, hosts, group_name, global_ranks)
+        super().__init__(subgroups, engine, group, 0, range(len(hosts)), name, transport_between(hosts))
         self._completions: threading.Thread | None = None
         engine.on_first_watch(self._start_completions)
-        self._subgroups = Subgroups(engine, hosts, group_name, global_ranks)
 
-    def make_subgroup(
-        self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
-    ) -> GroupEngine:
-        return self._subgroups.make(
-            self.identity, list(ranks), op=op, name=name, group_name=group_name, timeout=timeout
-        )
-
-    def shrink(self, excluded: Collection[int], *, name: str, group_name: str, timeout: float) -> SurvivingBackend:
+    def shrink(self, excluded: Collection[int], *, name: str, group_name: str, timeout: float) -> SurvivorGroup:
         return self.shrink_to(self, [rank for rank in self.members if rank not in excluded], name, group_name, timeout)
 
     def shrink_to(
-        self, parent: EngineGroup, members: Sequence[int], name: str, group_name: str, timeout: float
-    ) -> SurvivingBackend:
+        self, parent: NativeGroup, members: Sequence[int], name: str, group_name: str, timeout: float
+    ) -> SurvivorGroup:
         """Make the group that takes the place of ``parent``, the group of all ranks until now."""
         made = self._subgroups.make_of_survivors(
             parent.identity, members, name=name, group_name=group_name, timeout=timeout
         )
         self._subgroups.renumber(made.members)
         made.calls.rename_ranks()
-        return SurvivingBackend(self, self._subgroups, self._engine, made)
+        return SurvivorGroup(self, made)
 
     def reduce_in_rank_order(self) -> None:
         self.calls.reduce_in_rank_order()
@@ -161,16 +143,16 @@ class NativeBackend(EngineGroup):
             self._completions.start()
 
 
-class SurvivingBackend(NativeSubgroup):
+class SurvivorGroup(NativeGroup):
     """The group of the ranks that live on, in place of the group of all ranks, whose engine ends with this one."""
 
-    def __init__(
-        self, whole: NativeBackend, subgroups: Subgroups, engine: _native.Engine, made: NativeSubgroup
-    ) -> None:
-        super().__init__(subgroups, engine, made.calls, made.identity, made.members, made.name, made.transport)
+    def __init__(self, whole: WorldGroup, made: NativeGroup) -> None:
+        super().__init__(
+            made._subgroups, made._engine, made.calls, made.identity, made.members, made.name, made.transport
+        )
         self._whole = whole
 
-    def shrink(self, excluded: Collection[int], *, name: str, group_name: str, timeout: float) -> SurvivingBackend:
+    def shrink(self, excluded: Collection[int], *, name: str, group_name: str, timeout: float) -> SurvivorGroup:
         members = [member for rank, member in enumerate(self.members) if rank not in excluded]
         return self._whole.shrink_to(self, members, name, group_name, timeout)
 
@@ -218,43 +200,43 @@ def make_engine(
 
 
 def _connect(
-    mesh: Mesh, group_name: str, wanted: str, global_ranks: Sequence[int] | None, job: str
+    network: PeerNetwork, group_name: str, wanted: str, global_ranks: Sequence[int] | None, job: str
 ) -> tuple[_native.Engine, _native.Group, list[int]]:
     """Connect to every rank; return this rank's engine, the group of all ranks, and the host of each rank."""
-    members = list(range(mesh.size))
+    members = list(range(network.size))
     identity = world_identity(group_name, members)
-    engine = make_engine(mesh.rank, mesh.size, wanted != "tcp", global_ranks, job=job)
+    engine = make_engine(network.rank, network.size, wanted != "tcp", global_ranks, job=job)
     problem = "PROCGROUP_TRANSPORT=tcp" if wanted == "tcp" else engine.arena_problem
     try:
-        group = _native.Group(engine, identity, group_name, members, mesh.rank, [])
+        group = _native.Group(engine, identity, group_name, members, network.rank, [])
     except (OSError, RuntimeError) as error:  # shared memory is refused: go on with memory of this process alone
         problem = str(error)
         engine.shutdown()
-        engine = make_engine(mesh.rank, mesh.size, False, global_ranks, job=job)
-        group = _native.Group(engine, identity, group_name, members, mesh.rank, [])
+        engine = make_engine(network.rank, network.size, False, global_ranks, job=job)
+        group = _native.Group(engine, identity, group_name, members, network.rank, [])
     if not problem and engine.record_descriptor < 0:
         problem = "there is no memory for the flight record"
     offered = None if problem else (engine.arena_descriptor, engine.arena_bell, engine.record_descriptor)
     details = Details(group.offset, offered)
     try:
-        links = mesh.connect(details, None if wanted == "shm" else route_to(mesh.store), problem)
+        links = network.connect(details, None if wanted == "shm" else route_to(network.store), problem)
     except DistNetworkError as error:
         if wanted != "shm":
             raise
         raise DistBackendError(
-            f"rank {mesh.rank} of {mesh.size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
+            f"rank {network.rank} of {network.size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
             f"{problem or error}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
         ) from error
-    problem = mesh.agree("attached", _attach(engine, links, group)) or ""
+    problem = network.agree("attached", _attach(engine, links, group)) or ""
     if problem:
         raise DistBackendError(
-            f"rank {mesh.rank} of {mesh.size}: the ranks could not map each other's memory: {problem}"
+            f"rank {network.rank} of {network.size}: the ranks could not map each other's memory: {problem}"
         )
-    together = [rank for rank, host in enumerate(links.hosts) if host == links.hosts[mesh.rank]]
+    together = [rank for rank, host in enumerate(links.hosts) if host == links.hosts[network.rank]]
     if len(together) > 1:
         engine.set_cores(_cores_together([links.cores[rank] for rank in together]), len(together))
-    log.debug(f"connected to {mesh.size - 1} ranks, of which {len(together) - 1} share memory with this one")
-    if mesh.rank == 0 and wanted != "tcp" and (apart := _ranks_apart(links)):
+    log.debug(f"connected to {network.size - 1} ranks, of which {len(together) - 1} share memory with this one")
+    if network.rank == 0 and wanted != "tcp" and (apart := _ranks_apart(links)):
         log.warning(apart)
     return engine, group, links.hosts
 

@@ -12,15 +12,15 @@ import socket
 from collections.abc import Sequence
 
 from procgroup import _native, environ, log
-from procgroup.backends.native import NativeBackend, make_engine
-from procgroup.backends.native_subgroup import world_identity
+from procgroup.backends.native import WorldGroup, make_engine
+from procgroup.backends.native_group import world_identity
 from procgroup.errors import DistBackendError
 
 TRANSPORTS = ("auto", "shm", "tcp")
 
 
-class ThreadBackend(NativeBackend):
-    """One rank's engine among those of other threads. ``connect_threads`` makes them."""
+class ThreadGroup(WorldGroup):
+    """The group of all ranks on one of them, a thread. ``connect_threads`` makes them."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ def connect_threads(
     group_name: str = "default",
     transport: str | None = None,
     hosts: Sequence[int] | None = None,
-) -> list[ThreadBackend]:
-    """Return the backends of a group of ``size`` ranks, for threads of this process.
+) -> list[ThreadGroup]:
+    """Return the members of a group of ``size`` ranks, for threads of this process.
 
     ``transport`` is "shm", "tcp" or "auto", by default the value of PROCGROUP_TRANSPORT. ``hosts`` has a number for
     each rank: ranks with different numbers share no memory, as if they were on different hosts. Raises ValueError for
@@ -73,7 +73,7 @@ def connect_threads(
     threads = _native.RankThreads()
     groups = _make_groups(engines, group_name, places)
     return [
-        ThreadBackend(engine, group, threads, name=name, group_name=group_name, hosts=places)
+        ThreadGroup(engine, group, threads, name=name, group_name=group_name, hosts=places)
         for engine, group in zip(engines, groups, strict=True)
     ]
 

@@ -9,9 +9,14 @@ bytes of one call in a generator that yields wherever it would wait for another 
 itself: the agreement on the call is the barrier. A generator must not wait in any other way: a blocking call on a
 group, or destroy_process_group, raises DistBackendError there.
 
-A backend that has to make something together with the other ranks, such as a communicator, has ``open``, too. One whose
-calls native code moves has ``attach`` in place of ``supports`` and ``move``: it gives the native group MPI's or NCCL's
-part. Arrays on a GPU are moved by NCCL, or copied to host memory and back: a backend sees arrays in host memory alone.
+A backend that has to make something together with the other ranks, such as a communicator, also has ``open``. That is
+a generator like ``move``, and runs once, before the first call, when all ranks have come. An exception in ``open`` is
+raised on this rank only, and the others raise PeerFailed. So an error that must have the same words on every rank is
+raised in the first ``move``, or in ``attach``.
+
+A backend whose calls native code moves has ``attach`` in place of ``supports`` and ``move``: it gives the native group
+MPI's or NCCL's part. Arrays on a GPU are moved by NCCL, or copied to host memory and back: a backend sees arrays in
+host memory alone.
 """
 
 from __future__ import annotations
@@ -96,21 +101,8 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class OpeningBackend(Protocol):
-    """A backend that gets ready together with the other ranks."""
-
-    def open(self) -> Iterator[Awaited]:
-        """Get ready; a generator as that of ``move``, which runs once, before the first call, when all ranks have come.
-
-        What must be said in the same words on every rank is not raised here, but in the first ``move``, or in
-        ``attach``: an exception here is raised on this rank only, and PeerFailed on the others.
-        """
-        ...
-
-
-@runtime_checkable
 class NativeBackend(Protocol):
-    """A backend whose calls native code moves; it may be an OpeningBackend, too."""
+    """A backend whose calls native code moves: MPI or NCCL."""
 
     def attach(self, calls: _native.Group) -> None:
         """Let native code move the bytes of these calls. Called once, when the backend is open."""
@@ -140,9 +132,8 @@ def use(backend: AnyBackend, name: str, calls: _native.Group, where: str, second
 
     Raises what the backend raises, and CollectiveTimeout when it is not open on all ranks after ``seconds``.
     """
-    if isinstance(backend, OpeningBackend):
-        opening = backend
-        calls.open_backend(lambda root, number: opening.open(), seconds)
+    if (opening := getattr(backend, "open", None)) is not None:
+        calls.open_backend(lambda root, number: opening(), seconds)
     if isinstance(backend, NativeBackend):
         backend.attach(calls)
     else:

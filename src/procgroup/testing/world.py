@@ -11,7 +11,7 @@ from procgroup import types
 from procgroup.api import exit_hooks
 from procgroup.api.lifecycle import GROUP_NAME
 from procgroup.backends import registry
-from procgroup.backends.threads import ThreadBackend, connect_threads
+from procgroup.backends.threads import ThreadGroup, connect_threads
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
 from procgroup.stores.prefix import PrefixStore
@@ -77,9 +77,9 @@ def make_groups(
 
 
 def admit_this_thread(group: ProcessGroup) -> None:
-    """Say that this thread is a rank of the group's world, or only awaits the ranks: see ThreadBackend."""
+    """Say that this thread is a rank of the group's world, or only awaits the ranks: see ThreadGroup."""
     engine: object = group.engine
-    if isinstance(engine, ThreadBackend):
+    if isinstance(engine, ThreadGroup):
         engine.admit_this_thread()
 
 

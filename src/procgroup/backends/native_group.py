@@ -67,7 +67,7 @@ class Subgroups:
 
     def make(
         self, parent: int, members: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
-    ) -> NativeSubgroup:
+    ) -> NativeGroup:
         """Make the group of these global ranks, which include this one, and wait until every member does.
 
         The members also agree on the number of groups that they have made together. Raises CollectiveTimeout that
@@ -91,11 +91,11 @@ class Subgroups:
         if self.in_rank_order:
             group.reduce_in_rank_order()
         self._keep(group)
-        return NativeSubgroup(self, self._engine, group, identity, members, name, transport_between(hosts))
+        return NativeGroup(self, self._engine, group, identity, members, name, transport_between(hosts))
 
     def make_of_survivors(
         self, parent: int, members: Sequence[int], *, name: str, group_name: str, timeout: float
-    ) -> NativeSubgroup:
+    ) -> NativeGroup:
         """Make the group of those of these ranks that live, and wait until each of them does.
 
         Where a rank is lost meanwhile, or one does not know yet that another is, all begin again. Raises
@@ -157,17 +157,26 @@ class Subgroups:
         }
 
 
-class EngineGroup:
-    """One group on an engine: what the group of all ranks and the groups of some ranks have in common."""
+class NativeGroup:
+    """One group on an engine: of all its ranks (``native.WorldGroup``), or of some."""
 
-    members: tuple[int, ...]
-    identity: int
-
-    def __init__(self, engine: _native.Engine, group: _native.Group, *, name: str, transport: str) -> None:
+    def __init__(
+        self,
+        subgroups: Subgroups,
+        engine: _native.Engine,
+        group: _native.Group,
+        identity: int,
+        members: Sequence[int],
+        name: str,
+        transport: str,
+    ) -> None:
         self.name = name
         self.transport = transport
         self.calls: _native.Group = group
+        self.identity = identity
+        self.members: tuple[int, ...] = tuple(members)
         self._engine = engine
+        self._subgroups = subgroups
 
     def records(self) -> list[dict[str, Any]]:
         """Return the last calls of this rank in all groups, oldest first.
@@ -187,25 +196,6 @@ class EngineGroup:
     def fail(self, reason: ExitReason, at_once: bool) -> None:
         kind, peer = reason.origin
         self._engine.fail(reason.text, at_once, kind, -1 if peer is None else peer)
-
-
-class NativeSubgroup(EngineGroup):
-    """One group of some ranks of an engine."""
-
-    def __init__(
-        self,
-        subgroups: Subgroups,
-        engine: _native.Engine,
-        group: _native.Group,
-        identity: int,
-        members: Sequence[int],
-        name: str,
-        transport: str,
-    ) -> None:
-        super().__init__(engine, group, name=name, transport=transport)
-        self.identity = identity
-        self._subgroups = subgroups
-        self.members: tuple[int, ...] = tuple(members)
 
     def make_subgroup(
         self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
