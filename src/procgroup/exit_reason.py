@@ -100,8 +100,8 @@ def describe(error: BaseException, most: int = _TEXT_CHARACTERS) -> str:
     The line is the innermost one of the user's code in the traceback; where there is none, as in a call that handles
     the exception, the line of the user's code that calls procgroup now.
     """
-    name = _printable(type(error).__name__, _TYPE_CHARACTERS)
-    text = _printable(text_of(error), most)
+    name = _ascii_line(type(error).__name__, _TYPE_CHARACTERS)
+    text = _ascii_line(text_of(error), most)
     place = _place(error)
     return name + (f": {text}" if text else "") + (f" ({place})" if place else "")
 
@@ -128,7 +128,7 @@ def _place(error: BaseException) -> str:
         users = [(frame.f_code.co_filename, frame.f_lineno)] if _is_users(frame.f_code.co_filename) else []
         frame = frame.f_back
     file, line = (users or frames)[-1]
-    return f"{_printable(Path(file).name, _PLACE_CHARACTERS)}:{line}"
+    return f"{_ascii_line(Path(file).name, _PLACE_CHARACTERS)}:{line}"
 
 
 def _is_users(file: str) -> bool:
@@ -136,8 +136,12 @@ def _is_users(file: str) -> bool:
     return not is_installed and not file.startswith(_LIBRARIES) and not file.startswith("<frozen")
 
 
-def _printable(text: str, most: int) -> str:
+def printable(text: str) -> str:
+    """Replace each character that is not printable with "?": a terminal shows the text, and obeys nothing in it."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _ascii_line(text: str, most: int) -> str:
     """Return the text on one line, in ASCII characters; of a long one the beginning."""
-    line = " ".join(text.split()).encode("ascii", "backslashreplace").decode()
-    line = "".join(character if character.isprintable() else "?" for character in line)
+    line = printable(" ".join(text.split()).encode("ascii", "backslashreplace").decode())
     return line if len(line) <= most else line[: most - 3] + "..."

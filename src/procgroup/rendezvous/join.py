@@ -46,6 +46,7 @@ from procgroup.errors import (
     StoreLost,
     StoreTimeout,
 )
+from procgroup.failure_text import name_ranks
 from procgroup.rendezvous import hosting
 from procgroup.stores.members import Member, read_members
 from procgroup.stores.start_up import StartUp
@@ -214,10 +215,9 @@ class _Joining:
     def _report(self, members: list[Member]) -> None:
         joined = {member.rank: member.host for member in members}
         if self.me.rank == min(joined, default=-1):  # one report is enough: that of rank 0, unless it is missing
-            missing = [str(rank) for rank in range(self.me.size) if rank not in joined]
-            ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {' '.join(missing)}"
+            missing = [rank for rank in range(self.me.size) if rank not in joined]
             where = " ".join(f"{rank}@{host}" for rank, host in sorted(joined.items()))
-            self.say(f"waiting for {ranks} of {self.me.size} (joined: {where})")
+            self.say(f"waiting for {name_ranks(missing)} of {self.me.size} (joined: {where})")
 
     def _time_out(self) -> bytes:
         members = self._members()

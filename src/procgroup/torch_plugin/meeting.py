@@ -23,6 +23,7 @@ import torch.distributed as distributed
 
 from procgroup import types
 from procgroup.errors import DistError, DistNetworkError, RendezvousTimeout
+from procgroup.failure_text import name_ranks
 from procgroup.rendezvous.agent_store import host_of_this_process, host_recorded_store, join_recorded_store
 from procgroup.stores.store import Store
 from procgroup.torch_plugin.rendezvous_patch import FAILED, HERE, PREFIX, read_failure
@@ -68,7 +69,7 @@ class _Meeting:
 
     def lost(self, error: Exception) -> DistNetworkError:
         """Return the error for torch's store, which has ended: it does so with the process of rank 0."""
-        missing = f"; {self._missing_in_words()} had not come" if self.joined else ""
+        missing = f"; {name_ranks(self._timeout().missing)} had not come" if self.joined else ""
         return DistNetworkError(
             f"rank {self.rank} of {self.size} has lost torch's store in init_process_group{missing}. Rank 0 hosts it, "
             f"unless torchrun does: look at what has ended there. torch says: {str(error).partition(chr(10))[0]}"
@@ -117,10 +118,6 @@ class _Meeting:
     def _timeout(self) -> RendezvousTimeout:
         missing = [rank for rank in range(self.size) if rank not in self.joined] or [0]
         return RendezvousTimeout(missing=missing, joined=self.joined, size=self.size, seconds=self.limit)
-
-    def _missing_in_words(self) -> str:
-        missing = self._timeout().missing
-        return f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
 
 
 def _tcp_store(store: Any) -> Any | None:

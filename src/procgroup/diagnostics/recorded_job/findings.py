@@ -7,11 +7,12 @@ job ended there. A rank is *missing* from an open collective when it has not sta
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from procgroup.diagnostics.recorded_job.job import MAKES_GROUP, Call, Job, Rank
 from procgroup.exit_reason import CALL, OWN
+from procgroup.failure_text import name_ranks
 
 # A live rank that has waited no longer than this is no finding: every rank waits a little.
 _USUAL_SECONDS = 1.0
@@ -69,12 +70,6 @@ def _on_gpu(rank: Rank, now: float) -> str:
 
 def _described(call: Call) -> str:
     return call.name if call.op == MAKES_GROUP else f"{call.text} ({call.name})"
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return "rank 1" or "ranks 0, 1, 3"."""
-    numbers = sorted(ranks)
-    return f"rank {numbers[0]}" if len(numbers) == 1 else "ranks " + ", ".join(map(str, numbers))
 
 
 def _now_of(job: Job) -> float:
@@ -222,7 +217,7 @@ def _late_ranks(job: Job, now: float) -> list[Finding]:
             found.append(Finding(f"rank {number} never entered {call.name}{at(call)}; {it}; {end}", (number,), waiting))
         unseen = [member for member in call.group.members if job.rank(member) is None]
         if is_live and not missing and unseen:
-            sentence = f"{since} in {call.name}{at(call)}; of {name_ranks(unseen)} there is no record here"
+            sentence = f"{since} in {call.name}{at(call)}; of {name_ranks(sorted(unseen))} there is no record here"
             found.append(Finding(sentence, tuple(unseen), waiting))
     return found
 
@@ -280,7 +275,9 @@ def _deadlock(job: Job, now: float) -> Finding | None:
             if following == start:
                 waits = "; ".join(f"rank {one} is {place(waiting, now)}" for one in path if (waiting := job.rank(one)))
                 return Finding(
-                    f"deadlock: {name_ranks(path)} wait for each other: {waits}", tuple(sorted(path)), tuple(path)
+                    f"deadlock: {name_ranks(sorted(path))} wait for each other: {waits}",
+                    tuple(sorted(path)),
+                    tuple(path),
                 )
             if following in path:
                 break

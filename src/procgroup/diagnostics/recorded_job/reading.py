@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from procgroup import _native, flight_records
 from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
-from procgroup.exit_reason import Origin
+from procgroup.exit_reason import Origin, printable
 
 RECORDED_CALLS = 1024
 """So many calls are in a record at most."""
@@ -148,17 +148,12 @@ def _rank_of(records: list[_Record]) -> Rank:
         seen=_wall(last, last["beat_ns"]),
         calls=calls,
         stack=_frames(stack),
-        report=_printable(last["report"][1]) if last["report"] else "",
+        report=printable(last["report"][1]) if last["report"] else "",
         began=records[0][1]["created_wall_ns"] / 1e9,
         stack_taken=_wall(last, last["stack"][0]) if last["stack"] else 0.0,
         recorded=sum(record["recorded"] for _, record in records),
         whole_since=max(_whole_since(record) for _, record in records),
     )
-
-
-def _printable(text: str) -> str:
-    """Return what a program wrote as text that a terminal shows and does not obey."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _state_of(path: Path, record: dict[str, Any]) -> str:

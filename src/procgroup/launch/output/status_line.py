@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Mapping
 
+from procgroup.exit_reason import printable
 from procgroup.launch.deadlines import STATUS_DELAY_SECONDS, STATUS_INTERVAL_SECONDS
 from procgroup.launch.output.progress import MAX_NAME_CHARACTERS, MAX_TEXT_CHARACTERS, MAX_VALUES, as_word
 from procgroup.launch.output.sinks import Sink
@@ -121,17 +122,13 @@ def decode(data: bytes) -> tuple[int, Values] | None:
         return None
     if type(rank) is not int or not 0 <= rank < 1 << 31 or not isinstance(values, dict) or len(values) > MAX_VALUES:
         return None
-    return rank, {_shown(name)[:MAX_NAME_CHARACTERS]: _checked(value) for name, value in values.items()}
+    return rank, {printable(name)[:MAX_NAME_CHARACTERS]: _checked(value) for name, value in values.items()}
 
 
 def _checked(value: object) -> int | float | str:
     if isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63):
         return value
-    return _shown(str(value)[:MAX_TEXT_CHARACTERS])
-
-
-def _shown(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return printable(str(value)[:MAX_TEXT_CHARACTERS])
 
 
 def _is_of_this_user(ancillary: list[tuple[int, int, bytes]]) -> bool:
