@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from diagnostics.made_up_system import one, texts
-from procgroup.diagnostics.doctor import address_comparison, comparison, speed_comparison
+from procgroup.diagnostics.doctor import comparison, speed_comparison
 from procgroup.diagnostics.doctor.findings import Finding, Level
-from procgroup.diagnostics.doctor.hosts import Host, Place, hosts_of
-from procgroup.diagnostics.doctor.job import Answers, Measurement
+from procgroup.diagnostics.doctor.job import Answers, Host, Measurement, Place, hosts_of
 from procgroup.diagnostics.doctor.links import LARGEST_BYTES, Speed
 from procgroup.diagnostics.doctor.reachability import ANOTHER_HOST, REACHED, REFUSED, SILENT
 from procgroup.diagnostics.doctor.speed_comparison import Direction
@@ -150,7 +149,7 @@ def test_clocks_may_differ_by_less_than_a_second(offset: float, error: float, le
 
 
 def test_an_address_that_all_hosts_reach_is_fine_and_one_that_every_host_has_is_a_note() -> None:
-    found = list(address_comparison.reached(answers()))
+    found = list(comparison.reached(answers()))
     assert texts(found, Level.OK) == [
         "n1 is reached at 10.0.0.1 (eth0) from n2",
         "n2 is reached at 10.0.0.2 (eth0) from n1",
@@ -159,7 +158,7 @@ def test_an_address_that_all_hosts_reach_is_fine_and_one_that_every_host_has_is_
 
 
 def test_a_host_that_can_connect_out_but_not_be_connected_to_has_a_firewall() -> None:
-    found = one(address_comparison.reached(answers(n1_to_n2={"10.0.0.2": SILENT})), Level.PROBLEM)
+    found = one(comparison.reached(answers(n1_to_n2={"10.0.0.2": SILENT})), Level.PROBLEM)
     assert found.text.startswith("n1 cannot connect to n2 at any address: ")
     assert "10.0.0.2 (eth0): no answer, as if a firewall drops the packets" in found.text
     assert found.text.endswith("n2 does connect to n1, so one direction is blocked")
@@ -167,33 +166,33 @@ def test_a_host_that_can_connect_out_but_not_be_connected_to_has_a_firewall() ->
 
 
 def test_a_refusal_is_told_apart_from_silence() -> None:
-    found = one(address_comparison.reached(answers(n1_to_n2={"10.0.0.2": REFUSED})), Level.PROBLEM)
+    found = one(comparison.reached(answers(n1_to_n2={"10.0.0.2": REFUSED})), Level.PROBLEM)
     assert "10.0.0.2 (eth0): refused, although a program listens there" in found.text
 
 
 def test_two_hosts_that_do_not_reach_each_other_need_a_route() -> None:
     unreachable = "No route to host"
     given = answers(n1_to_n2={"10.0.0.2": unreachable}, n2_to_n1={"10.0.0.1": unreachable})
-    found = texts(address_comparison.reached(given), Level.PROBLEM)
+    found = texts(comparison.reached(given), Level.PROBLEM)
     assert len(found) == 2 and all(unreachable in text for text in found)
 
 
 def test_a_network_that_not_all_hosts_reach_must_not_carry_the_data() -> None:
     of_b = facts("10.0.0.2", addresses={"10.0.0.2": "eth0", "10.1.0.2": "eth1"})
     given = answers(n1_to_n2={"10.0.0.2": SILENT, "10.1.0.2": REACHED}, facts={0: facts("10.0.0.1"), 2: of_b})
-    found = one(address_comparison.reached(given), Level.PROBLEM)
+    found = one(comparison.reached(given), Level.PROBLEM)
     assert "n1 does not reach n2 at 10.0.0.2, where the data goes: no answer; it does reach 10.1.0.2" in found.text
     assert "MASTER_ADDR" in found.advice
 
 
 def test_a_host_that_has_not_tried_is_left_out() -> None:
     given = answers(reached={0: {}, 2: {"0": {"10.0.0.1": REACHED, "172.17.0.1": ANOTHER_HOST}}})
-    assert {finding.level for finding in address_comparison.reached(given)} == {Level.OK, Level.NOTE}
+    assert {finding.level for finding in comparison.reached(given)} == {Level.OK, Level.NOTE}
 
 
 def test_a_host_without_addresses_is_a_problem() -> None:
     given = answers(facts={0: facts("10.0.0.1"), 2: facts("", addresses={})})
-    assert one(address_comparison.reached(given), Level.PROBLEM).text.startswith("n2 has no address")
+    assert one(comparison.reached(given), Level.PROBLEM).text.startswith("n2 has no address")
 
 
 # --- links ---

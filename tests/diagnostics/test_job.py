@@ -7,10 +7,8 @@ import pytest
 import procgroup as dist
 from diagnostics.made_up_system import texts
 from procgroup.diagnostics.doctor import comparison, links, machine
-from procgroup.diagnostics.doctor.exchange import Exchange
 from procgroup.diagnostics.doctor.findings import Level, Section, note
-from procgroup.diagnostics.doctor.hosts import Place
-from procgroup.diagnostics.doctor.job import Answers, JobCheck
+from procgroup.diagnostics.doctor.job import Answers, Exchange, JobCheck, Place
 from procgroup.groups.group import ProcessGroup
 from procgroup.testing import run_ranks
 

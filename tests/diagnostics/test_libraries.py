@@ -9,9 +9,10 @@ import pytest
 import mpi_world
 from cluster.made_up_host import write_gpus
 from diagnostics.made_up_system import one, texts, write
-from procgroup.diagnostics.doctor import gpus, mpi, nccl_variables, shared_libraries
-from procgroup.diagnostics.doctor.driver import Driver, Gpu
+from procgroup.diagnostics.doctor import gpus as doctor_gpus
+from procgroup.diagnostics.doctor import shared_libraries, software
 from procgroup.diagnostics.doctor.findings import Finding, Level
+from procgroup.diagnostics.doctor.shared_libraries import Driver, Gpu
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025"
@@ -25,7 +26,7 @@ TWO = Driver("13.0", [Gpu("X", True, [1]), Gpu("X", True, [0])])
 
 
 def check_gpus(root: Path, described: Driver = TWO, **environment: str) -> list[Finding]:
-    return list(gpus.check(environment, root, version_of_library, lambda: described))
+    return list(doctor_gpus.check(environment, root, version_of_library, lambda: described))
 
 
 def write_host_with_gpus(root: Path) -> None:
@@ -98,7 +99,7 @@ INTERFACES = ("lo", "eth0", "eth10", "docker0")
 
 
 def check_variables(root: Path, gpus: int = 4, **environment: str) -> list[Finding]:
-    return list(nccl_variables.check(gpus, environment, root, INTERFACES))
+    return list(doctor_gpus.check_variables(gpus, environment, root, INTERFACES))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_more_ranks_than_gpus_are_a_warning_unless_that_may_be_so(tmp_path: Path
 
 
 def check_mpi(root: Path, mpi4py: str = "", **environment: str) -> list[Finding]:
-    return list(mpi.check({"PATH": "", **environment}, root, lambda _: mpi4py, version_of_library))
+    return list(software.check_mpi({"PATH": "", **environment}, root, lambda _: mpi4py, version_of_library))
 
 
 def test_without_mpi_there_is_a_note(tmp_path: Path) -> None:

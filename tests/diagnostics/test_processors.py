@@ -9,14 +9,14 @@ import pytest
 from cluster.made_up_host import server, write_topology
 from diagnostics.made_up_system import one, texts, write, write_group
 from procgroup.cluster.topology import SYSTEM
-from procgroup.diagnostics.doctor import processors
+from procgroup.diagnostics.doctor import limits
 from procgroup.diagnostics.doctor.findings import Finding, Level
 
 FOUR = frozenset(range(4))
 
 
 def check(root: Path, usable: frozenset[int] = FOUR, **environment: str) -> list[Finding]:
-    return list(processors.check(environment, root, usable))
+    return list(limits.check_processors(environment, root, usable))
 
 
 def test_an_affinity_that_leaves_cpus_out_is_shown(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ NO_DEADLINES_OF_USERS = {
     "diagnostics.doctor.network._CONNECT_SECONDS": "one address is tried",
     "diagnostics.doctor.network._RESOLVE_SECONDS": "one name is looked up",
     "diagnostics.doctor.shared_libraries._SECONDS": "a library that hangs",
-    "diagnostics.doctor.driver._SECONDS": "a driver that hangs",
+    "diagnostics.doctor.shared_libraries._DRIVER_SECONDS": "a driver that hangs",
     "diagnostics.doctor.single_copy._SECONDS": "a process that hangs",
     "launch.deadlines.RECOVERY_SECONDS": "further nodes, after the store was lost",
     "launch.deadlines.SETTLE_SECONDS": "other agents learn that this one leaves",

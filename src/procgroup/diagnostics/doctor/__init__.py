@@ -9,6 +9,6 @@ Vocabulary::
     link        two hosts, or two ranks of one host, between which messages are measured
 
 ``machine`` has the checks of one host, ``job`` what all hosts do together, ``comparison`` and ``speed_comparison`` the
-findings about hosts against each other, ``report`` the text and the JSON document. Facts of Linux are read below a root
-directory that is a parameter, so that tests can write down hosts that do not exist.
+findings about hosts against each other, ``findings`` the report as text and as a JSON document. Facts of Linux are read
+below a root directory that is a parameter, so that tests can write down hosts that do not exist.
 """

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from procgroup.diagnostics.doctor import machine, variables
-from procgroup.diagnostics.doctor.findings import Section, problem
-from procgroup.diagnostics.doctor.report import HostReport, Report, document, text, wants_colours
+from procgroup.diagnostics.doctor.findings import HostReport, Report, Section, problem, wants_colours
 from procgroup.errors import DistError
 
 JOIN_SECONDS = 60.0
@@ -42,9 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     if report is None:  # rank 0 prints the report
         return 0
     if options.json:
-        print(json.dumps(document(report, strict=options.strict), indent=1), flush=True)
+        print(json.dumps(report.document(strict=options.strict), indent=1), flush=True)
     else:
-        print(text(report, has_colours=wants_colours(sys.stdout), verbose=options.verbose), flush=True)
+        print(report.text(has_colours=wants_colours(sys.stdout), verbose=options.verbose), flush=True)
     return report.exit_status(strict=options.strict)
 
 

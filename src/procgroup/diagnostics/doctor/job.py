@@ -8,21 +8,32 @@
                    measure links: within the host with its second rank, then with the other hosts, in rounds
     rank 0         collect all of it, report, and release the other ranks
 
-Each step has a deadline. A host that does not answer by then takes no further part, and is named.
+A host is the ranks that have one kernel and one network namespace: containers on one machine have separate networks
+and addresses, and count as hosts; so do the hosts that PROCGROUP_HOST_ID makes.
+
+The ranks exchange values through the group's store, and not by collectives, because a rank that does not answer must
+not end the check of the others. Each step has a deadline. A host that does not answer by then takes no further part,
+and is named.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import procgroup as dist
+from procgroup.cluster.topology import format_cpus
 from procgroup.diagnostics.doctor import interfaces, links, machine, reachability, software
-from procgroup.diagnostics.doctor.exchange import Exchange
 from procgroup.diagnostics.doctor.findings import Section
-from procgroup.diagnostics.doctor.hosts import Host, Place, hosts_of
-from procgroup.errors import DistError
+from procgroup.diagnostics.doctor.system_files import read_text
+from procgroup.environ import PROCGROUP_HOST_ID
+from procgroup.errors import DistError, StoreTimeout
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.addresses import source_address
 from procgroup.stores.store import Store
@@ -32,6 +43,89 @@ ANSWER_SECONDS = 15.0
 _PROBE_SECONDS = 2.0
 """A connection that waits longer has lost its first packet and the second one, sent after 1 s."""
 _ROUND_SECONDS = links.MESSAGE_SECONDS + 2.0
+
+
+class Place(NamedTuple):
+    """Where one rank runs: a host's name, the machine's boot, the network namespace, and the CPUs of its affinity.
+
+    ``cpus`` are in Linux's form, such as 0-3,8, because all ranks read the places of all.
+    """
+
+    host_name: str
+    boot: str
+    network: int
+    host_id: str
+    cpus: str
+
+    @classmethod
+    def of_this_process(cls, root: Path = Path("/")) -> Place:
+        """Return the place of this process."""
+        try:
+            network = (root / "proc/self/ns/net").stat().st_ino
+        except OSError:
+            network = 0
+        boot = read_text(root / "proc/sys/kernel/random/boot_id")
+        return cls(socket.gethostname(), boot, network, PROCGROUP_HOST_ID.get(), format_cpus(os.sched_getaffinity(0)))
+
+    @property
+    def identity(self) -> tuple[str, str, int, str]:
+        """What the ranks of one host have in common."""
+        return (self.host_name, self.boot, self.network, self.host_id)
+
+
+class Host(NamedTuple):
+    """The ranks of one host. The name is unique in the job."""
+
+    name: str
+    ranks: tuple[int, ...]
+    places: tuple[Place, ...]
+
+    @property
+    def leader(self) -> int:
+        """The rank that checks the host."""
+        return self.ranks[0]
+
+
+def hosts_of(places: Mapping[int, Place]) -> list[Host]:
+    """Return the hosts, in the order of their lowest ranks. Names that several hosts have get these ranks, too."""
+    groups: dict[tuple[str, str, int, str], list[int]] = {}
+    for rank in sorted(places):
+        groups.setdefault(places[rank].identity, []).append(rank)
+    names = Counter(identity[0] for identity in groups)
+    return [
+        Host(
+            identity[0] if names[identity[0]] == 1 else f"{identity[0]} (rank {ranks[0]})",
+            tuple(ranks),
+            tuple(places[rank] for rank in ranks),
+        )
+        for identity, ranks in groups.items()
+    ]
+
+
+class Exchange:
+    """This rank's values, and those of the other ranks, by stage. Raises DistStoreError when the store is lost."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store = store
+        self.rank = rank
+
+    def publish(self, stage: str, value: Any) -> None:
+        """Publish this rank's value of a stage: anything that JSON has."""
+        self._store.set(_key(stage, self.rank), json.dumps(value))
+
+    def collect(self, stage: str, ranks: Collection[int], seconds: float) -> dict[int, Any]:
+        """Return the values of these ranks, in their order; without those that have none after ``seconds``."""
+        answered = list(ranks)
+        try:
+            values = self._store.multi_get([_key(stage, rank) for rank in answered], seconds)
+        except StoreTimeout:
+            answered = [rank for rank in ranks if self._store.check([_key(stage, rank)])]
+            values = self._store.multi_get([_key(stage, rank) for rank in answered]) if answered else []
+        return {rank: json.loads(value) for rank, value in zip(answered, values, strict=True)}
+
+
+def _key(stage: str, rank: int) -> str:
+    return f"doctor/{stage}/{rank}"
 
 
 class Measurement(NamedTuple):
@@ -101,7 +195,7 @@ class JobCheck:
     def _find_hosts(self) -> None:
         self._exchange.publish("place", self._place)
         places = self._exchange.collect("place", range(self._world.size()), self._answer_seconds)
-        self._hosts = hosts_of({rank: Place.from_json(values) for rank, values in places.items()})
+        self._hosts = hosts_of({rank: Place(*values) for rank, values in places.items()})
 
     def _check_own_host(self) -> None:
         own = next(host for host in self._hosts if self._rank in host.ranks)
@@ -162,14 +256,18 @@ class JobCheck:
         self._exchange.collect("links", awaited, self._longest())
         measured = self._exchange.collect("links", measuring, 0)
         checks = self._exchange.collect("checks", leaders, 0)
-        present = {rank for host in self._hosts for rank in host.ranks}
+        present = [rank for host in self._hosts for rank in host.ranks]
         return Answers(
             hosts=self._hosts,
             missing_ranks=[rank for rank in range(self._world.size()) if rank not in present],
             facts=self._exchange.collect("facts", leaders, 0),
             checks={rank: [Section.from_dict(one) for one in sections] for rank, sections in checks.items()},
             reached=self._exchange.collect("reached", leaders, 0),
-            measurements=[_measurement(values) for one in measured.values() for values in one],
+            measurements=[
+                Measurement(rank, peer, transport, speed and links.Speed(*speed), error)
+                for of_rank in measured.values()
+                for rank, peer, transport, speed, error in of_rank
+            ],
             measured_by=set(measured),
         )
 
@@ -206,8 +304,3 @@ def _probe(facts: dict[int, dict[str, Any]], own: int) -> dict[int, dict[str, st
     for (rank, address), outcome in zip(places, reachability.probe(targets, _PROBE_SECONDS), strict=True):
         found[rank][address] = outcome
     return found
-
-
-def _measurement(values: list[Any]) -> Measurement:
-    rank, peer, transport, speed, error = values
-    return Measurement(rank, peer, transport, None if speed is None else links.Speed(*speed), error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from procgroup.diagnostics.doctor import gpus, limits, memory, mpi, network, processors, software, variables
+from procgroup.diagnostics.doctor import gpus, limits, memory, network, software, variables
 from procgroup.diagnostics.doctor.findings import Finding, Section, warning
 
 Checks = Mapping[str, Callable[[], Iterable[Finding]]]
@@ -14,13 +14,13 @@ def checks(*, tries_port: bool = True) -> Checks:
     """Return the checks of this host by the names of their sections. See ``network.check`` for ``tries_port``."""
     return {
         "Software": software.check,
-        "Processors": processors.check,
+        "Processors": limits.check_processors,
         "Memory": memory.check,
         "Limits": lambda: limits.check(variables.place().world_size or 1),
         "Network": lambda: network.check(tries_port=tries_port),
         "Environment": variables.check,
         "GPUs and NCCL": gpus.check,
-        "MPI": mpi.check,
+        "MPI": software.check_mpi,
     }
 
 

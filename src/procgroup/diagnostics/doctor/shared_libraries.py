@@ -1,24 +1,47 @@
-"""Find shared libraries as files, and ask them for their versions, each in a process of its own.
+"""Find shared libraries as files, and ask them for their versions and GPUs, each in a separate process.
 
 A library may be built for another system, wait for a device or end its process; none of this reaches this process.
-This file is also the program of that process: ``python shared_libraries.py nccl|mpi FILE`` prints the version.
+A driver also takes some of a GPU's memory. This file is the program of that process, too::
+
+    python shared_libraries.py nccl|mpi FILE                           prints the version of a library
+    python -m procgroup.diagnostics.doctor.shared_libraries driver     prints a Driver as JSON
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 _SECONDS = 20
+_DRIVER_SECONDS = 60
+"""The driver's start takes seconds where nothing keeps it awake, and longer with many GPUs."""
 _LONGEST_TEXT = 100
 _MPI_TEXT_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING of MPICH, the largest
 _OF_SYSTEM = ("usr/lib", "usr/lib64", "usr/lib/*-linux-gnu", "usr/local/lib", "usr/local/lib64", "usr/local/cuda/lib64")
 _OF_MPI = ("usr/lib/*-linux-gnu/openmpi/lib", "usr/lib64/openmpi/lib", "usr/lib64/mpich/lib", "opt/*/lib")
 _OF_DRIVER = ("usr/lib/wsl/lib", "usr/local/nvidia/lib64")
+
+
+class Gpu(NamedTuple):
+    """One GPU; ``reaches`` has the numbers of those whose memory it reads and writes without the host."""
+
+    name: str
+    has_gate: bool
+    reaches: Sequence[int]
+
+
+class Driver(NamedTuple):
+    """The version of CUDA that the driver is for, and the GPUs by number; or why there are none."""
+
+    cuda: str
+    gpus: Sequence[Gpu]
+    error: str = ""
 
 
 def find(patterns: Iterable[str], environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[Path]:
@@ -46,15 +69,37 @@ def loaded(name: str, maps: Path = Path("/proc/self/maps")) -> list[Path]:
 
 def version(kind: str, file: Path) -> str:
     """Return the version that a library of this kind ("nccl" or "mpi") gives, or why it gives none, in parentheses."""
-    command = [sys.executable, "-I", "-S", __file__, kind, str(file)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL)
+        done = _run(["-I", "-S", __file__, kind, str(file)], _SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         return f"(no version: {type(error).__name__})"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     if done.returncode == 0 and lines:
         return lines[0]
     return f"(no version: {lines[-1] if lines else f'exit status {done.returncode}'})"
+
+
+def is_here(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> bool:
+    """Return whether this process has loaded the driver's library, or would find it."""
+    is_loaded = root == Path("/") and hasattr(ctypes.CDLL(None), "cuInit")
+    return is_loaded or bool(find(["libcuda.so.1"], environment, root))
+
+
+def describe() -> Driver:
+    """Return what the driver says of this process's GPUs; an ``error`` where it does not answer."""
+    try:
+        done = _run(["-m", __name__, "driver"], _DRIVER_SECONDS)
+        cuda, gpus, error = json.loads(done.stdout.strip().rpartition("\n")[2])
+        return Driver(cuda, [Gpu(*one) for one in gpus], error)
+    except subprocess.TimeoutExpired:
+        return Driver("", (), f"it does not answer within {_DRIVER_SECONDS} s")
+    except (OSError, ValueError):
+        return Driver("", (), f"it ends its process: {(done.stderr.strip().splitlines() or ['exit status'])[-1]}")
+
+
+def _run(arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
 
 
 def _directories(environment: Mapping[str, str], root: Path) -> Iterator[Path]:
@@ -81,10 +126,33 @@ def _mpi_version(library: ctypes.CDLL) -> str:
     return line.partition(",")[0].replace("Version:", "")[:_LONGEST_TEXT].replace("  ", " ")
 
 
-def _main(arguments: Sequence[str]) -> int:
-    kind, file = arguments
+_VERSIONS = {"nccl": _nccl_version, "mpi": _mpi_version}
+
+
+def _driver_here() -> str:
+    """Return the driver's description of the GPUs of this process as JSON."""
+    from procgroup import _native
+
     try:
-        print({"nccl": _nccl_version, "mpi": _mpi_version}[kind](ctypes.CDLL(file)))
+        count = _native.count_gpus()
+        gpus = [
+            Gpu(
+                _native.gpu_name(number),
+                _native.has_gate(number),
+                [other for other in range(count) if other != number and _native.can_reach(number, other)],
+            )
+            for number in range(count)
+        ]
+        version = _native.cuda_version()
+        return json.dumps(Driver(f"{version // 1000}.{version % 1000 // 10}", gpus))
+    except RuntimeError as error:
+        return json.dumps(Driver("", (), str(error)))
+
+
+def _main(arguments: Sequence[str]) -> int:
+    kind, *files = arguments
+    try:
+        print(_driver_here() if kind == "driver" else _VERSIONS[kind](ctypes.CDLL(files[0])))
     except (OSError, AttributeError, IndexError) as error:
         print(error, file=sys.stderr)
         return 1

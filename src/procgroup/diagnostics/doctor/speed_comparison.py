@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
-from procgroup.diagnostics.doctor.hosts import Host
-from procgroup.diagnostics.doctor.job import Answers, Measurement
+from procgroup.diagnostics.doctor.job import Answers, Host, Measurement
 from procgroup.diagnostics.doctor.links import LARGEST_BYTES
 from procgroup.diagnostics.doctor.system_files import show_bytes
 
