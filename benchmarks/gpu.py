@@ -39,7 +39,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from procgroup.diagnostics.bench.report import parse_size, size_text
-from procgroup.diagnostics.bench.schedule import rotating_order
+from procgroup.diagnostics.bench.rounds import rotating_order
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv")
 SIZES = ("8", "1K", "64K", "1M", "16M", "256M")

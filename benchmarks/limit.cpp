@@ -192,7 +192,7 @@ class Rank {
   bool scatter_ = false;
 };
 
-// The lines of src/procgroup/diagnostics/bench/protocol.py, answered by one rank.
+// The lines of src/procgroup/diagnostics/bench/peer.py, answered by one rank.
 class Service {
  public:
   Service(Rank& rank, int number, int ranks) : rank_(rank), number_(number), ranks_(ranks) {}

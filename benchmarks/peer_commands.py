@@ -13,15 +13,8 @@ from pathlib import Path
 
 import setup_peers
 
-from procgroup.diagnostics.bench.installed import (
-    StartPeer,
-    gloo_command,
-    mpi_command,
-    over_mpi,
-    procgroup,
-    procgroup_symmetric,
-    procgroup_tcp,
-)
+from procgroup.diagnostics.bench import installed
+from procgroup.diagnostics.bench.installed import StartPeer, gloo_command, mpi_command, over_mpi, procgroup
 from procgroup.diagnostics.bench.peer import PeerCommand
 from procgroup.errors import PeerFailure
 
@@ -73,8 +66,8 @@ PEERS: Mapping[str, StartPeer] = {
     "mpich": mpich,
     "openmpi": openmpi,
     "limit": limit,
-    "procgroup-symmetric": procgroup_symmetric,
-    "procgroup-tcp": procgroup_tcp,
+    "procgroup-symmetric": installed.PEERS["procgroup-symmetric"],
+    "procgroup-tcp": installed.PEERS["procgroup-tcp"],
     "procgroup-mpich": procgroup_mpich,
     "procgroup-openmpi": procgroup_openmpi,
 }

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from scripted import scripted_command
 
-from procgroup.diagnostics.bench.peer import Peer
-from procgroup.diagnostics.bench.schedule import Plan
+from procgroup.diagnostics.bench.peer import Peer, Plan
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from procgroup.diagnostics.bench import command, plot
+from procgroup.diagnostics.bench import command, report
 from world import run_command
 
 QUICK = ["--rounds", "2", "--seconds", "0.01", "--timeout", "60"]
@@ -105,7 +105,7 @@ def test_a_rank_of_a_job_is_told_to_run_it_without_a_launcher(
 def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
     assert "pip install matplotlib" in refusal(capsys, "--plot", "times.png")
 
 

@@ -15,10 +15,8 @@ import psutil
 import pytest
 from bench.scripted import HERE, scripted_command
 
-from procgroup.diagnostics.bench.peer import Peer, PeerCommand
-from procgroup.diagnostics.bench.protocol import parse_times
+from procgroup.diagnostics.bench.peer import Peer, PeerCommand, Plan, parse_times
 from procgroup.diagnostics.bench.rounds import InterleavedRun, connect_all
-from procgroup.diagnostics.bench.schedule import Plan
 from procgroup.errors import PeerFailure
 
 

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from procgroup.diagnostics.bench.report import parse_size, size_text
-from procgroup.diagnostics.bench.rounds import InterleavedRun
-from procgroup.diagnostics.bench.schedule import FEWEST_SAMPLES, MOST_SAMPLES, Plan, plan_for, rotating_order
+from procgroup.diagnostics.bench.rounds import (
+    FEWEST_SAMPLES,
+    MOST_SAMPLES,
+    InterleavedRun,
+    Plan,
+    plan_for,
+    rotating_order,
+)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])

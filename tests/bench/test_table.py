@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from procgroup.diagnostics.bench.report import Report
+from procgroup.diagnostics.bench.report import Report, plain, show
 from procgroup.diagnostics.bench.rounds import Round, SizeResult
-from procgroup.diagnostics.bench.table import plain, show
 
 RESULTS = [
     SizeResult(8, {"procgroup": [Round(600.0, 500.0)] * 4, "gloo": [Round(6000.0, 5000.0)] * 4}),

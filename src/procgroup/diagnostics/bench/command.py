@@ -21,10 +21,8 @@ from pathlib import Path
 
 from procgroup.diagnostics.bench import installed
 from procgroup.diagnostics.bench.peer import Peer
-from procgroup.diagnostics.bench.plot import draw, require_matplotlib
-from procgroup.diagnostics.bench.report import Report, parse_size
+from procgroup.diagnostics.bench.report import Report, draw, parse_size, require_matplotlib, show
 from procgroup.diagnostics.bench.rounds import InterleavedRun, connect_all
-from procgroup.diagnostics.bench.table import show
 from procgroup.environ import RANK
 from procgroup.errors import PeerFailure
 

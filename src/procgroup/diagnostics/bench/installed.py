@@ -21,20 +21,10 @@ MODULES = "procgroup.diagnostics.bench.peers"
 StartPeer = Callable[[int], PeerCommand]
 
 
-def procgroup(ranks: int) -> PeerCommand:
-    """Return how to start procgroup's ranks; its arrays are NumPy's own."""
-    return _procgroup("procgroup", ranks)
-
-
-def procgroup_symmetric(ranks: int) -> PeerCommand:
-    """Return how to start procgroup's ranks with arrays from ``procgroup.empty``."""
-    return _procgroup("procgroup-symmetric", ranks, "--symmetric")
-
-
-def procgroup_tcp(ranks: int) -> PeerCommand:
-    """Return how to start procgroup's ranks without shared memory."""
-    command = _procgroup("procgroup-tcp", ranks)
-    return replace(command, environment={**ENVIRONMENT, "PROCGROUP_TRANSPORT": "tcp"})
+def procgroup(ranks: int, name: str = "procgroup", *flags: str, **environment: str) -> PeerCommand:
+    """Return how to start procgroup's ranks, with flags of ``procgroup_peer`` and with environment variables."""
+    run = [sys.executable, "-m", "procgroup", "run", "-n", str(ranks), "-m", f"{MODULES}.procgroup_peer"]
+    return PeerCommand(name, [*run, "{socket}", *flags], {**ENVIRONMENT, **environment})
 
 
 def gloo(ranks: int) -> PeerCommand:
@@ -44,23 +34,14 @@ def gloo(ranks: int) -> PeerCommand:
     return gloo_command(sys.executable, ranks)
 
 
-def mpi(ranks: int) -> PeerCommand:
-    """Return how to start mpi4py with the mpiexec of this environment. Raises PeerFailure without one of them."""
-    return _by_mpiexec("mpi", ranks)
-
-
-def procgroup_mpi(ranks: int) -> PeerCommand:
-    """Return how to start procgroup over MPI with this mpiexec. Raises PeerFailure without it or mpi4py."""
-    return over_mpi(_by_mpiexec("procgroup-mpi", ranks))
-
-
 def over_mpi(command: PeerCommand) -> PeerCommand:
     """Return how to start procgroup over MPI, given how mpi4py is started."""
     arguments = [argument.replace(".mpi_peer", ".procgroup_peer") for argument in command.arguments]
     return replace(command, arguments=[*arguments, "--mpi"])
 
 
-def _by_mpiexec(name: str, ranks: int) -> PeerCommand:
+def by_mpiexec(ranks: int, name: str = "mpi") -> PeerCommand:
+    """Return how to start mpi4py with the mpiexec of this environment. Raises PeerFailure without one of them."""
     if find_spec("mpi4py") is None:
         raise PeerFailure(name, "mpi4py is not installed: pip install mpi4py mpich")
     beside = Path(sys.executable).with_name("mpiexec")
@@ -74,10 +55,10 @@ def _by_mpiexec(name: str, ranks: int) -> PeerCommand:
 PEERS: Mapping[str, StartPeer] = {
     "procgroup": procgroup,
     "gloo": gloo,
-    "mpi": mpi,
-    "procgroup-symmetric": procgroup_symmetric,
-    "procgroup-tcp": procgroup_tcp,
-    "procgroup-mpi": procgroup_mpi,
+    "mpi": by_mpiexec,
+    "procgroup-symmetric": lambda ranks: procgroup(ranks, "procgroup-symmetric", "--symmetric"),
+    "procgroup-tcp": lambda ranks: procgroup(ranks, "procgroup-tcp", PROCGROUP_TRANSPORT="tcp"),
+    "procgroup-mpi": lambda ranks: over_mpi(by_mpiexec(ranks, "procgroup-mpi")),
 }
 DEFAULT_PEERS = ("procgroup", "gloo", "mpi")
 
@@ -96,8 +77,3 @@ def mpi_command(name: str, mpiexec: str, python: str, ranks: int, *, is_open_mpi
         flags = [*as_root, "--oversubscribe", "--bind-to", "none"]
     program = [python, "-m", f"{MODULES}.mpi_peer", "{socket}"]
     return PeerCommand(name, [mpiexec, *flags, "-n", str(ranks), *program], ENVIRONMENT)
-
-
-def _procgroup(name: str, ranks: int, *flags: str) -> PeerCommand:
-    run = [sys.executable, "-m", "procgroup", "run", "-n", str(ranks), "-m", f"{MODULES}.procgroup_peer"]
-    return PeerCommand(name, [*run, "{socket}", *flags], ENVIRONMENT)

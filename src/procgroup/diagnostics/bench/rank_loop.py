@@ -1,7 +1,7 @@
 """The rank's side of the benchmark: wait for a command on the driver's socket, measure, answer, wait again.
 
 Runs inside each peer's own environment, so it needs the standard library and NumPy only. Its protocol is
-described in ``procgroup.diagnostics.bench.protocol``. What a peer adds is one table, from the name of an
+described in ``procgroup.diagnostics.bench.peer``. What a peer adds is one table, from the name of an
 operation to a function that takes ``Buffers`` and returns the call to measure. Of the peer's arguments these count
 here: ``--dtype NAME``, the element type, and ``--pin``.
 """
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -191,3 +192,62 @@ def pin_to_one_core(rank: int) -> None:
     if "--pin" in sys.argv:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def torch_operations(
+    dist: Any, reduce_scatter: Callable[..., Any], tensor_of: Callable[[Any], Any]
+) -> dict[str, Callable[[Buffers], Call]]:
+    """Return the operations of a peer whose functions are those of torch.distributed: Gloo, and procgroup.
+
+    ``tensor_of`` makes of a NumPy array what ``dist`` takes.
+
+    ``reduce_scatter`` is the function for one input array, whose name differs.
+    """
+
+    def array(buffers: Buffers) -> Any:
+        return tensor_of(buffers.array)
+
+    def rows(arrays: Any) -> Any:
+        return list(tensor_of(arrays)) or None
+
+    def ping_pong(buffers: Buffers) -> Call:
+        tensor = array(buffers)
+
+        def call() -> None:
+            if buffers.rank == 0:
+                dist.send(tensor, 1)
+                dist.recv(tensor, 1)
+            elif buffers.rank == 1:
+                dist.recv(tensor, 0)
+                dist.send(tensor, 0)
+
+        return call
+
+    def window(buffers: Buffers) -> Call:
+        tensor, received = array(buffers), rows(buffers.output) or []
+
+        def call() -> None:
+            works = [dist.irecv(row, buffers.partner) for row in received]
+            works += [dist.isend(tensor, buffers.partner) for _ in received]
+            for work in works:
+                work.wait()
+
+        return call
+
+    return {
+        "all_reduce": lambda buffers: partial(dist.all_reduce, array(buffers)),
+        "broadcast": lambda buffers: partial(dist.broadcast, array(buffers), 0),
+        "reduce": lambda buffers: partial(dist.reduce, array(buffers), 0),
+        "all_gather": lambda buffers: partial(dist.all_gather, rows(buffers.output), array(buffers)),
+        "gather": lambda buffers: partial(dist.gather, array(buffers), rows(buffers.output), 0),
+        "scatter": lambda buffers: partial(dist.scatter, array(buffers), rows(buffers.blocks), 0),
+        "reduce_scatter": lambda buffers: partial(
+            reduce_scatter, array(buffers), tensor_of(buffers.blocks.reshape(-1))
+        ),
+        "all_to_all": lambda buffers: partial(
+            dist.all_to_all_single, tensor_of(buffers.output), tensor_of(buffers.blocks)
+        ),
+        "barrier": lambda buffers: dist.barrier,
+        "send_recv": ping_pong,
+        "window": window,
+    }

@@ -1,12 +1,14 @@
-"""The result as a table for people and as JSON for programs."""
+"""The result: a table and a picture for people, JSON for programs."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,75 @@ def _digits(value: float) -> str:
     """Return a positive number with about three digits, never in powers of ten."""
     decimals = 0 if value >= 1000 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{decimals}f}"
+
+
+_WIDTH_OF_FILES = 110
+_TEXT_COLUMNS = (1, 6)
+"""The columns that are aligned to the left: the peer, and the verdict."""
+
+
+def show(report: Report) -> None:
+    """Print the table on stdout."""
+    try:
+        import rich.console
+        import rich.table
+    except ImportError:
+        print(plain(report))
+        return
+    table = rich.table.Table(title=report.title, caption=report.caption or None)
+    for column, heading in enumerate(report.headings):
+        table.add_column(heading, justify="left" if column in _TEXT_COLUMNS else "right")
+    for section in report.sections():
+        for row in section:
+            table.add_row(*row)
+        table.add_section()
+    width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
+    rich.console.Console(width=width, highlight=False).print(table)
+
+
+def plain(report: Report) -> str:
+    """Return the table as text: its title, the headings, the rows with an empty line after each size, its caption."""
+    sections = [[report.headings], *report.sections()]
+    widths = [max(map(len, cells)) for cells in zip(*(row for section in sections for row in section), strict=True)]
+    lines = [report.title, ""]
+    for section in sections:
+        lines += ["  ".join(map(_aligned, enumerate(row), widths)).rstrip() for row in section] + [""]
+    return "\n".join([*lines, report.caption]).rstrip()
+
+
+def _aligned(cell: tuple[int, str], width: int) -> str:
+    column, text = cell
+    return text.ljust(width) if column in _TEXT_COLUMNS else text.rjust(width)
+
+
+def require_matplotlib() -> None:
+    """Raise ValueError, which says what to install, where there is no matplotlib."""
+    if find_spec("matplotlib") is None:
+        raise ValueError("--plot draws with matplotlib, which is not installed: pip install matplotlib")
+
+
+def draw(reports: Sequence[Report], path: Path) -> None:
+    """Draw, for each operation, every peer's median time over the size; the shade begins at its fastest sample."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5 * len(reports), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(reports), squeeze=False)[0]
+    for report, panel in zip(reports, panels, strict=True):
+        for name in report.descriptions:
+            points = [
+                (result.size, result.median_ns(name) / 1000, result.minimum_ns(name) / 1000)
+                for result in report.results
+                if name in result.rounds
+            ]
+            if points:
+                sizes, medians, minima = zip(*points, strict=True)
+                (line,) = panel.plot(sizes, medians, marker="o", label=name)
+                panel.fill_between(sizes, minima, medians, color=line.get_color(), alpha=0.2, linewidth=0)
+        ticks = [result.size for result in report.results]
+        panel.set(xscale="log", yscale="log", title=f"{report.operation}, {report.dtype}, {report.ranks} ranks")
+        panel.set(xlabel="bytes", ylabel="\u00b5s per call: median, shaded to the minimum")
+        panel.set_xticks(ticks, [size_text(size) for size in ticks], minor=False)
+        panel.set_xticks([], minor=True)
+        panel.grid(visible=True, alpha=0.3)
+        panel.legend()
+    figure.savefig(path, dpi=150)

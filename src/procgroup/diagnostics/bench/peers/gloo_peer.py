@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from procgroup.diagnostics.bench.peers.torch_functions import operations
-from procgroup.diagnostics.bench.rank_loop import Driver, serve
+from procgroup.diagnostics.bench.rank_loop import Driver, serve, torch_operations
 
 
 def run_rank(socket_path: str, rank: int, ranks: int) -> None:
@@ -18,7 +17,7 @@ def run_rank(socket_path: str, rank: int, ranks: int) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{socket_path}.rendezvous", rank=rank, world_size=ranks)
-    known = operations(dist, dist.reduce_scatter_tensor, torch.from_numpy)
+    known = torch_operations(dist, dist.reduce_scatter_tensor, torch.from_numpy)
     serve(driver, rank, ranks, known, f"torch {torch.__version__}")
     dist.destroy_process_group()
 

@@ -10,8 +10,7 @@ import sys
 from typing import Any
 
 import procgroup as dist
-from procgroup.diagnostics.bench.peers.torch_functions import operations
-from procgroup.diagnostics.bench.rank_loop import DTYPE, Driver, ordinary, serve
+from procgroup.diagnostics.bench.rank_loop import DTYPE, Driver, ordinary, serve, torch_operations
 
 
 def symmetric(shape: tuple[int, ...]) -> Any:
@@ -22,6 +21,6 @@ if __name__ == "__main__":
     driver = Driver(sys.argv[1])
     dist.init_process_group("mpi" if "--mpi" in sys.argv else "gloo")
     allocate = symmetric if "--symmetric" in sys.argv else ordinary
-    known = operations(dist, dist.reduce_scatter_single, lambda array: array)
+    known = torch_operations(dist, dist.reduce_scatter_single, lambda array: array)
     serve(driver, dist.get_rank(), dist.get_world_size(), known, f"procgroup {dist.__version__}", allocate)
     dist.destroy_process_group()
