@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from procgroup.cluster.hosts import Host, parse_hosts, read_hostfile
+from procgroup.cluster.addresses import Host, parse_hosts, read_hostfile
 
 
 @pytest.mark.parametrize(

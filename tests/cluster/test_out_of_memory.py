@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch.agents import wait_until
-from procgroup.cluster.control_group import directories
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.cluster.control_group import OutOfMemoryKills, directories
 from world import run_command
 
 

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from procgroup.cluster.control_group import directories
-from procgroup.cluster.cores import quota_of, usable_cores
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.cluster.control_group import OutOfMemoryKills, directories, quota_of, usable_cores
 from world import run_command
 
-SHOW = "from procgroup.cluster.cores import usable_cores; print(usable_cores())"
+SHOW = "from procgroup.cluster.control_group import usable_cores; print(usable_cores())"
 
 
 def test_at_least_one_and_no_more_than_exist() -> None:

@@ -23,7 +23,7 @@ import pytest
 import procgroup as dist
 from procgroup import _native
 from procgroup.diagnostics.recorded_job import reading
-from procgroup.diagnostics.top import live, table
+from procgroup.diagnostics.top import live, watch
 from procgroup.diagnostics.top import watch as watching
 from procgroup.diagnostics.top.watch import Row, Watch
 from procgroup.launch.output import progress
@@ -356,4 +356,4 @@ def test_where_not_all_rows_fit_those_that_are_the_cause_are_kept() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (12345, "12.3 kB"), (999_900, "1 MB"), (5e15, "5000 TB")],
 )
 def test_rates_have_units(rate: float, shown: str) -> None:
-    assert table.cells(ROW._replace(bytes_per_second=rate))[5] == shown
+    assert watch.cells(ROW._replace(bytes_per_second=rate))[5] == shown

@@ -27,8 +27,8 @@ import pytest
 import procgroup as dist
 from diagnostics.browser import CHROMIUM, WHY_NONE, Browser
 from procgroup.diagnostics.recorded_job import reading
-from procgroup.diagnostics.top.web import server as web_server
-from procgroup.diagnostics.top.web.server import Answer, Server
+from procgroup.diagnostics.top import server as web_server
+from procgroup.diagnostics.top.server import Answer, Server
 from world import start
 
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NONE)

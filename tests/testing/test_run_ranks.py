@@ -15,8 +15,7 @@ import pytest
 
 import procgroup as dist
 from procgroup.testing import RanksFailed, RanksTimeout, connected_groups, ranks, run_ranks
-from procgroup.testing.outcome import stacks_of
-from procgroup.testing.ranks import _Rank
+from procgroup.testing.ranks import _Rank, stacks_of
 from world import placed
 
 RANKS = (1, 2, 3, 4, 7)

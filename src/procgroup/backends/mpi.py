@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from procgroup import log, process_end
 from procgroup.cluster import mpi
-from procgroup.cluster.in_thread import InThread
+from procgroup.cluster.mpi import InThread
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Awaited
 from procgroup.stores.store import Store

@@ -15,7 +15,7 @@ from procgroup import _native, environ, flight_records, log, stack_signal
 from procgroup.backends.connecting import Details
 from procgroup.backends.native_group import NativeGroup, Subgroups, calls_in_progress, transport_between, world_identity
 from procgroup.backends.peer_network import Links, PeerNetwork, route_to
-from procgroup.cluster.cores import cores_by_affinity, usable_cores
+from procgroup.cluster.control_group import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError, DistNetworkError
 from procgroup.exit_reason import ExitReason
 from procgroup.groups.engine import FLUSH_SECONDS

@@ -1,10 +1,16 @@
-"""Read endpoints from text: a host and a port."""
+"""Read endpoints (a host and a port) from text, and lists of hosts: ``a:4,b:4``, or a file with a host per line."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
 
 from procgroup.types import Endpoint
+
+_SLOTS = re.compile(r"(?P<name>.*[^:]|\[.*\]):(?P<slots>[0-9]{1,6})")
+_EXPECTED = "HOST, HOST:N or USER@HOST:N with N from 1 to 999999, and an IPv6 address in brackets"
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -33,3 +39,92 @@ def parse_port(port: str | int, text: str | None = None) -> int:
 def without_password(text: str) -> str:
     """Replace the password of a URL in the text by "***"."""
     return re.sub(r"(://[^/@:]*:)[^/@]*@", r"\1***@", text)
+
+
+class Host(NamedTuple):
+    """A host and its number of processes (None: not given). ``name`` is the name for ssh, which may be user@name."""
+
+    name: str
+    slots: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The name for messages, without the user."""
+        return self.name.rpartition("@")[2]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the name is localhost; other names are not compared with this host's own."""
+        return self.name == "localhost"
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Read ``HOST:N,USER@HOST:N,HOST``; the processes of a host that is named again are added up.
+
+    Raises ValueError, which shows the invalid part.
+    """
+    return _merge(_parse_host(part.strip()) for part in text.split(",")) if text.strip() else []
+
+
+def read_hostfile(path: str) -> list[Host]:
+    """Read a file with lines ``HOST``, ``HOST:N`` and ``HOST slots=N``; ``#`` begins a comment.
+
+    Open MPI's ``max_slots=M`` may follow; it has no effect, because no host gets more processes than its slots.
+    An empty path means no file and no hosts. Raises ValueError, which shows the invalid line, or why the file cannot be
+    read.
+    """
+    if not path:
+        return []
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"cannot read the hosts from {path}: {error}") from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            try:
+                hosts.append(_parse_line(words))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+    if not hosts:
+        raise ValueError(f"{path} names no host; expected one in a line, such as: node1 slots=4")
+    return _merge(hosts)
+
+
+def _parse_line(words: list[str]) -> Host:
+    host = _parse_host(words[0])
+    if len(words) == 1:
+        return host
+    settings = [word.partition("=") for word in words[1:]]
+    names = [name.replace("-", "_") for name, _, _ in settings]
+    if names not in (["slots"], ["slots", "max_slots"]) or host.slots is not None:
+        raise ValueError(f"expected HOST, HOST:N or HOST slots=N, got {' '.join(words)!r}")
+    slots, *_ = [_parse_slots(number, word) for (_, _, number), word in zip(settings, words[1:], strict=True)]
+    return Host(host.name, slots)
+
+
+def _parse_host(text: str) -> Host:
+    found = _SLOTS.fullmatch(text) if text.count(":") == 1 or "]" in text else None
+    name = found["name"] if found else text
+    slots = _parse_slots(found["slots"], text) if found else None
+    user, at, address = name.rpartition("@")
+    bare = address[1:-1] if address.startswith("[") and address.endswith("]") else address
+    if not re.fullmatch(r"[\w.:%~-]+", bare) or (":" in bare and bare == address) or text.startswith("-"):
+        raise ValueError(f"expected {_EXPECTED}, got {text!r}")
+    return Host(user + at + bare, slots)
+
+
+def _parse_slots(digits: str, shown: str) -> int:
+    if not re.fullmatch("[0-9]{1,6}", digits) or int(digits) < 1:
+        raise ValueError(f"expected {_EXPECTED}, got {shown!r}")
+    return int(digits)
+
+
+def _merge(hosts: Iterable[Host]) -> list[Host]:
+    """Merge the entries of each host: some schedulers write one line for each process."""
+    merged: dict[str, Host] = {}
+    for host in hosts:
+        known = merged.get(host.name)
+        merged[host.name] = host if known is None else Host(host.name, (known.slots or 1) + (host.slots or 1))
+    return list(merged.values())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
-from procgroup.cluster.in_thread import InThread
 from procgroup.errors import DistBackendError
 
 _TEXT_BYTES = 4096
@@ -70,3 +71,26 @@ def _wait(is_done: Callable[[], bool], deadline: float) -> None:
             raise TimeoutError("MPI has not brought the tasks together in time")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+class InThread(threading.Thread):
+    """Calls a function, from now on. The process may end before the function does."""
+
+    def __init__(self, function: Callable[[], Any], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:  # raised where it is waited for
+            self._error = error
+
+    def result(self) -> Any:
+        """Return what the function has returned; raise what it has raised. Call it when the thread has ended."""
+        if self._error is not None:
+            raise self._error
+        return self._result

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from procgroup.cluster.cores import usable_cores
+from procgroup.cluster.control_group import usable_cores
 from procgroup.environ import (
     PROCGROUP_JOB_KEY,
     PROCGROUP_TRANSPORT,
@@ -29,7 +29,7 @@ from procgroup.environ import (
 from procgroup.launch.output.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
 if TYPE_CHECKING:
-    from procgroup.cluster.hosts import Host
+    from procgroup.cluster.addresses import Host
 
 
 class NodeRange(NamedTuple):
@@ -158,7 +158,7 @@ def hosts(value: str) -> list[Host]:
     """Read a list of hosts, such as a:4,b:4; an empty text means none."""
     if not value:
         return []
-    from procgroup.cluster.hosts import parse_hosts
+    from procgroup.cluster.addresses import parse_hosts
 
     return parse_hosts(value)
 
@@ -167,7 +167,7 @@ def hostfile(value: str) -> list[Host]:
     """Read the hosts of a file; an empty name means none."""
     if not value:
         return []
-    from procgroup.cluster.hosts import read_hostfile
+    from procgroup.cluster.addresses import read_hostfile
 
     return read_hostfile(value)
 

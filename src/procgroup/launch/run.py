@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from procgroup.cluster.cores import usable_cores
+from procgroup.cluster.control_group import usable_cores
 from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
 from procgroup.launch import flags
 from procgroup.launch.output.sinks import say

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
 
 from procgroup import types
 from procgroup.api import default_group, exit_hooks
 from procgroup.errors import RanksFailed, RanksTimeout
 from procgroup.groups.group import ProcessGroup
-from procgroup.testing.outcome import cause, stacks_of
 from procgroup.testing.world import admit_this_thread, leave_at_once, make_groups
 from procgroup.types import Timeout
 
@@ -21,6 +24,8 @@ Arguments = TypeVarTuple("Arguments")
 
 # How long ranks may take to end after they were stopped.
 _END_SECONDS = 5.0
+# The files whose frames stand at the beginning of every rank's stack.
+_STARTERS = (threading.__file__, __file__)
 
 
 class _Stopped(SystemExit):
@@ -100,8 +105,9 @@ def run_ranks(
     errors = _errors(ranks)
     if not errors:
         return [thread.value for thread in ranks]
-    if (first := cause(errors)) is not None:
-        raise first
+    for error in errors.values():
+        if not isinstance(error, Exception):  # such as Ctrl-C, SystemExit or pytest's skip
+            raise error
     raise RanksFailed({rank: error for rank, error in errors.items() if isinstance(error, Exception)}, size)
 
 
@@ -127,3 +133,19 @@ def _stop(ranks: list[_Rank]) -> None:
             thread.stop()
     for thread in ranks:
         thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+def stacks_of(threads: Mapping[int, threading.Thread]) -> str:
+    """Return where each thread is now, by rank."""
+    frames = sys._current_frames()
+    return "".join(
+        f"\n--- rank {rank} is in\n{_stack(frames[thread.ident])}"
+        for rank, thread in threads.items()
+        if thread.ident in frames
+    )
+
+
+def _stack(frame: FrameType) -> str:
+    """Return a thread's stack, without what started it."""
+    stack = itertools.dropwhile(lambda entry: entry.filename in _STARTERS, traceback.extract_stack(frame))
+    return "".join(traceback.format_list(list(stack))) or "its start\n"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.exit_reason import PEER, Origin
 from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.failure import Failure

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.exit_reason import PEER, Origin
 from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.report import Failure, describe, first_failure

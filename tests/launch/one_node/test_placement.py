@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.made_up_host import Cpu, write_gpus, write_topology
-from procgroup.cluster.cores import usable_cores
+from procgroup.cluster.control_group import usable_cores
 from procgroup.launch import flags
 from procgroup.launch.ranks.placement import Placement, place
 

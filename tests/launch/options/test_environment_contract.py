@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from procgroup.cluster.cores import usable_cores
+from procgroup.cluster.control_group import usable_cores
 
 SHOW = """
     import json, os, sys

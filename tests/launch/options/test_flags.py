@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from procgroup.cluster import accelerators
-from procgroup.cluster.cores import usable_cores
+from procgroup.cluster.control_group import usable_cores
 from procgroup.launch import flags
 from procgroup.launch.job_plan import unused_flags
 from procgroup.launch.run import plan_job

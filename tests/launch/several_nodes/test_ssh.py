@@ -18,7 +18,7 @@ import pytest
 import procgroup
 import ssh_server
 from documentation.page_programs import ROOT, blocks
-from procgroup.cluster.hosts import Host, read_hostfile
+from procgroup.cluster.addresses import Host, read_hostfile
 from procgroup.launch import flags
 from procgroup.launch.hosts.hosts_plan import plan_hosts
 from procgroup.launch.hosts.ssh import Ssh

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from procgroup.cluster.cores import quota_of
+from procgroup.cluster.control_group import quota_of
 from procgroup.cluster.topology import SYSTEM, Topology, format_cpus, parse_cpus
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
 from procgroup.diagnostics.doctor.system_files import control_groups, read_number, read_text, show_bytes

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from procgroup.diagnostics.explain.page import page
-from procgroup.diagnostics.explain.trace import trace
 from procgroup.diagnostics.recorded_job import findings, reading, stragglers
 from procgroup.diagnostics.recorded_job.job import Job
 from procgroup.diagnostics.recorded_job.text import as_text
@@ -92,7 +91,7 @@ def _line_of(path: Path) -> str:
         job = reading.load(path, with_stacks=False)
     except LookupError as error:
         return f"{name}  {error.args[0]}"
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(rank.began for rank in job.ranks)))
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.began))
     states = sorted({rank.state for rank in job.ranks})
     label = f" {job.name}" if job.name != name else ""
     ranks = f"{len(job.ranks)} of {job.world_size} ranks"
@@ -111,3 +110,44 @@ def _as_json(job: Job, found: Sequence[findings.Finding]) -> dict[str, Any]:
             for rank in job.ranks
         ],
     }
+
+
+def trace(job: Job) -> dict[str, Any]:
+    """Return the calls as a trace that ui.perfetto.dev and chrome://tracing show, with a track for each group.
+
+    A call that has not ended lasts until its rank was last seen. Source: the Trace Event Format, JSON object form, with
+    complete events ("ph": "X") in microseconds.
+    """
+    times = [call.issued for rank in job.ranks for call in rank.calls if call.issued]
+    began = min(times, default=0.0)
+    tracks = sorted({call.group.key for rank in job.ranks for call in rank.calls})
+    events: list[dict[str, Any]] = []
+    for rank in job.ranks:
+        name = f"rank {rank.rank} ({rank.host})"
+        events.append({"ph": "M", "name": "process_name", "pid": rank.rank, "args": {"name": name}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": rank.rank, "args": {"sort_index": rank.rank}})
+        for group in {call.group for call in rank.calls}:
+            track = {"ph": "M", "name": "thread_name", "pid": rank.rank, "tid": tracks.index(group.key)}
+            events.append({**track, "args": {"name": f"group {group.name}"}})
+        for call in rank.calls:
+            start = call.started or call.issued
+            end = call.ended or max(rank.seen, start)
+            events.append(
+                {
+                    "ph": "X",
+                    "name": f"{call.op} #{call.sequence}",
+                    "cat": "message" if call.is_message else "collective",
+                    "pid": rank.rank,
+                    "tid": tracks.index(call.group.key),
+                    "ts": (start - began) * 1e6,
+                    "dur": (end - start) * 1e6,
+                    "args": {
+                        "call": call.text,
+                        "line": call.line,
+                        "state": call.state,
+                        "bytes": call.bytes,
+                        "waited for its turn (us)": (start - call.issued) * 1e6,
+                    },
+                }
+            )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from procgroup.diagnostics.page.document import TIMELINE_SCRIPTS, Page, table
-from procgroup.diagnostics.page.timeline import first_issued, timeline, timeline_data
+from procgroup.diagnostics.page.document import TIMELINE_SCRIPTS, Page, first_issued, table, timeline, timeline_data
 from procgroup.diagnostics.recorded_job import stragglers, text
 from procgroup.diagnostics.recorded_job.findings import Finding, duration
 from procgroup.diagnostics.recorded_job.job import Job, Rank
@@ -26,7 +25,7 @@ def page(job: Job, found: Sequence[Finding]) -> str:
 {timeline()}
 </main>
 <footer>Written by procgroup explain. Times are those of the clocks of the ranks' hosts.</footer>"""
-    data = timeline_data(job, first_issued(job), moment=text.now(job))
+    data = timeline_data(job, first_issued(job), moment=job.now)
     return Page((*TIMELINE_SCRIPTS, _START)).html(f"{_title(job)}: procgroup explain", body, data)
 
 
@@ -37,17 +36,15 @@ def _title(job: Job) -> str:
 
 
 def _header(job: Job, found: Sequence[Finding]) -> str:
-    present = text.now(job)
-    began = min(rank.began for rank in job.ranks)
     hosts = ", ".join(dict.fromkeys(rank.host for rank in job.ranks))
     ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began))
-    ran = "running for" if any(rank.is_alive for rank in job.ranks) else "ran for"
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.began))
+    ran = "running for" if job.is_alive else "ran for"
     sentences = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in text.sentences(job, found))
     return f"""<header>
 <h1>{escape(_title(job))}</h1>
 <p>Job <code>{escape(job.name)}</code>: <code>{escape(job.ranks[0].program)}</code></p>
-<p>{ranks} on {escape(hosts)}; began {started}, {ran} {duration(present - began)}</p>
+<p>{ranks} on {escape(hosts)}; began {started}, {ran} {duration(job.now - job.began)}</p>
 <ul class="findings{" wrong" if found else ""}" aria-label="What is wrong">
 {sentences}
 </ul>

@@ -19,7 +19,6 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from procgroup.diagnostics.recorded_job.job import Call, Job, Rank
-from procgroup.diagnostics.recorded_job.text import now
 
 _SCOPE = InstrumentationScope("procgroup")
 _SPANS_OF_A_REQUEST = 512
@@ -55,20 +54,20 @@ class _Writer:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._trace = _number(16, job.name, min(rank.began for rank in job.ranks))
+        self._trace = _number(16, job.name, job.began)
         self._resources = {rank.rank: _resource(job, rank) for rank in job.ranks}
 
     def of_job(self) -> ReadableSpan:
-        began = min(rank.began for rank in self._job.ranks)
-        return self._span(f"job {self._job.name}", self._job.ranks[0], (), None, began, now(self._job), {})
+        job = self._job
+        return self._span(f"job {job.name}", job.ranks[0], (), None, job.began, job.now, {})
 
     def of_rank(self, rank: Rank) -> ReadableSpan:
         attributes = {"procgroup.state": rank.state}
         if rank.report:
             attributes["procgroup.report"] = rank.report
         failure = (rank.reason or rank.state) if rank.state in ("failed", "lost") else ""
-        end = now(self._job) if rank.is_alive else rank.seen
-        return self._span(f"rank {rank.rank}", rank, (rank.rank,), (), rank.began, end, attributes, failure)
+        until = self._job.until(rank)
+        return self._span(f"rank {rank.rank}", rank, (rank.rank,), (), rank.began, until, attributes, failure)
 
     def of_call(self, rank: Rank, call: Call) -> ReadableSpan:
         start = call.started or call.issued
@@ -89,7 +88,7 @@ class _Writer:
             attributes |= {"code.file.path": file, "code.line.number": int(line)}
         identity = (rank.rank, call.group.key, call.record_index)
         failure = f"{call.name} failed" if call.state == "failed" else ""
-        end = call.ended or max(now(self._job) if rank.is_alive else rank.seen, start)
+        end = call.ended or max(self._job.until(rank), start)
         return self._span(call.op, rank, identity, (rank.rank,), start, end, attributes, failure)
 
     def _span(

@@ -16,7 +16,6 @@ from prometheus_client.registry import Collector
 from procgroup.diagnostics.metrics.totals import Totals
 from procgroup.diagnostics.recorded_job import findings, reading, stragglers
 from procgroup.diagnostics.recorded_job.job import Job, Rank
-from procgroup.diagnostics.recorded_job.text import now
 
 # So long the end of a job can be scraped.
 KEPT_SECONDS = 300.0
@@ -69,7 +68,7 @@ class JobsCollector(Collector):  # type: ignore[misc, unused-ignore]  # where pr
             labels = (job.name, str(rank.rank))
             for state in _STATES:
                 families["procgroup_rank_state"].add_metric((*labels, state), state == rank.state)
-            running = now(job) - rank.call.started if rank.is_alive and rank.call else 0.0
+            running = job.now - rank.call.started if rank.is_alive and rank.call else 0.0
             families["procgroup_running_call_seconds"].add_metric(labels, max(running, 0.0))
             if rank.last is not None:
                 families["procgroup_last_call_timestamp_seconds"].add_metric(labels, rank.last.ended)
@@ -111,5 +110,5 @@ def _recent_jobs() -> Iterator[Job]:
             job = reading.load(directory, with_stacks=False)
         except LookupError:  # removed meanwhile, or of another version
             continue
-        if any(rank.is_alive for rank in job.ranks) or time.time() - now(job) < KEPT_SECONDS:
+        if job.is_alive or time.time() - job.now < KEPT_SECONDS:
             yield job

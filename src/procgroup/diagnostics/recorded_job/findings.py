@@ -6,7 +6,6 @@ job ended there. A rank is *missing* from an open collective when it has not sta
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,7 +30,8 @@ class Finding(NamedTuple):
 
 def find(job: Job, now: float | None = None) -> list[Finding]:
     """Return what is wrong in a job, the most telling first; nothing when no rank waits for another for long."""
-    now = now if now is not None else max([rank.seen for rank in job.ranks] + [_now_of(job)])
+    if now is None:
+        now = max(job.now, *(rank.seen for rank in job.ranks))
     ended = [rank for rank in job.ranks if rank.state in ("lost", "failed", "stopped")]
     causes = [rank for rank in ended if rank.origin.kind == OWN]
     found = [*(_ended(job, rank, now) for rank in causes), *_mismatches(job)]
@@ -70,11 +70,6 @@ def _on_gpu(rank: Rank, now: float) -> str:
 
 def _described(call: Call) -> str:
     return call.name if call.op == MAKES_GROUP else f"{call.text} ({call.name})"
-
-
-def _now_of(job: Job) -> float:
-    """Return the present, where ranks live: their records' last beats may be a moment old."""
-    return time.time() if any(rank.state in ("running", "stopped") for rank in job.ranks) else 0.0
 
 
 def at(call: Call) -> str:

@@ -6,6 +6,7 @@ several hosts are as far apart as their clocks.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,6 +133,25 @@ class Job(NamedTuple):
     def world_size(self) -> int:
         """Return how many ranks the job has."""
         return max(rank.world_size for rank in self.ranks)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process of a rank has not ended."""
+        return any(rank.is_alive for rank in self.ranks)
+
+    @property
+    def began(self) -> float:
+        """When the first rank began."""
+        return min(rank.began for rank in self.ranks)
+
+    @property
+    def now(self) -> float:
+        """The present where a rank lives, and otherwise when the last one ended."""
+        return max(map(self.until, self.ranks))
+
+    def until(self, rank: Rank) -> float:
+        """Return the moment up to which a rank is known: the present where it lives, otherwise when it ended."""
+        return time.time() if rank.is_alive else rank.seen
 
     def rank(self, number: int) -> Rank | None:
         """Return a rank; None when its record is not here."""

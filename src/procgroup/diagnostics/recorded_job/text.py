@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from procgroup.diagnostics.recorded_job import findings, stragglers
-from procgroup.diagnostics.recorded_job.job import Job, Rank
+from procgroup.diagnostics.recorded_job.job import Job
 
 
 def as_text(job: Job, found: Sequence[findings.Finding]) -> str:
@@ -30,13 +29,11 @@ def sentences(job: Job, found: Sequence[findings.Finding]) -> list[str]:
 def table(job: Job) -> list[tuple[str, ...]]:
     """Return the headings and a row for each rank."""
     rows: list[tuple[str, ...]] = [("rank", "host", "pid", "state", "where")]
-    rows += [(str(rank.rank), rank.host, str(rank.pid), rank.state, _where(rank, now(job))) for rank in job.ranks]
+    for rank in job.ranks:
+        where = findings.place(rank, job.until(rank))
+        reported = f"; reported {rank.report}" if rank.report else ""
+        rows.append((str(rank.rank), rank.host, str(rank.pid), rank.state, where + reported))
     return rows
-
-
-def now(job: Job) -> float:
-    """Return the present where a rank lives, and otherwise when the last one ended."""
-    return max(time.time() if rank.is_alive else rank.seen for rank in job.ranks)
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
@@ -48,8 +45,3 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list
         return text.rjust(widths[column]) if column in right else text.ljust(widths[column])
 
     return ["  ".join(cell(column, text) for column, text in enumerate(row)).rstrip() for row in rows]
-
-
-def _where(rank: Rank, present: float) -> str:
-    where = findings.place(rank, present if rank.is_alive else rank.seen)
-    return f"{where}; reported {rank.report}" if rank.report else where

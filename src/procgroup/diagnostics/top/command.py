@@ -1,20 +1,23 @@
-"""The command ``procgroup top``: what the ranks of a running job do now, twice a second."""
+"""The command ``procgroup top``: what the ranks of a running job do now, twice a second, until a key ends it."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from procgroup.diagnostics.recorded_job import reading
 from procgroup.diagnostics.recorded_job.text import as_text
-from procgroup.diagnostics.top.keys import Keys
-from procgroup.diagnostics.top.table import plain
-from procgroup.diagnostics.top.watch import Look, Watch
+from procgroup.diagnostics.top.watch import Look, Watch, plain
 from procgroup.environ import TERM
 
 FLAGS = {
@@ -28,6 +31,41 @@ _LIVE_SECONDS = 0.5
 _PLAIN_SECONDS = 2.0
 # Of many ranks a look takes longer, and comes less often: so it takes a twentieth of a core at most.
 _PAUSES_PER_LOOK = 20
+
+
+QUIT = b"qQ"
+
+
+class Keys:
+    """Use as a context manager: meanwhile keys are read one by one, and are not shown."""
+
+    def __init__(self) -> None:
+        self._descriptor = sys.stdin.fileno() if sys.stdin.isatty() else None
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Keys:
+        if self._descriptor is not None:
+            self._before = termios.tcgetattr(self._descriptor)
+            tty.setcbreak(self._descriptor)  # Ctrl-C is a signal as before
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, or until a key is pressed that ends the view; return whether one was."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self._descriptor is None:
+                time.sleep(left)
+            elif select.select([self._descriptor], [], [], left)[0]:
+                pressed = os.read(self._descriptor, 64)
+                if not pressed or any(key in QUIT for key in pressed):
+                    return True
+        return False
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,7 +125,7 @@ def _port(text: str) -> int:
 
 
 def _serve(directory: Path, options: argparse.Namespace) -> int:
-    from procgroup.diagnostics.top.web.serving import serve  # which needs a web server's modules
+    from procgroup.diagnostics.top.job_page import serve  # which needs a web server's modules
 
     return serve(directory, port=options.port or 0, in_browser=options.open)
 

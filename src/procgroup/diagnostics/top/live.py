@@ -13,7 +13,7 @@ import rich.live
 import rich.table
 from rich.text import Text
 
-from procgroup.diagnostics.top import table
+from procgroup.diagnostics.top import watch
 from procgroup.diagnostics.top.watch import Look, Row
 
 _MOST_SENTENCES = 3
@@ -38,10 +38,10 @@ class View:
 
     def show(self, look: Look) -> None:
         """Draw a look in as many lines as the terminal has."""
-        wrong = _shortened(table.wrong_sentences(look))
+        wrong = _shortened([finding.sentence for finding in look.found])
         width = max(self._console.width, 1)
         room = self._console.height - _OTHER_LINES - sum(math.ceil(len(line) / width) for line in wrong)
-        title, ranks = table.header(look)
+        title, ranks = watch.header(look)
         lines = [
             Text(title, style="bold", no_wrap=True, overflow="ellipsis"),
             Text(ranks, no_wrap=True, overflow="ellipsis"),
@@ -71,10 +71,10 @@ def _drawn(rows: list[Row], width: int) -> rich.table.Table:
     drawn = rich.table.Table(
         box=rich.box.SIMPLE_HEAD, expand=True, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    for column, heading in enumerate(table.HEADINGS):
+    for column, heading in enumerate(watch.HEADINGS):
         drawn.add_column(
             heading,
-            justify="right" if column in table.TO_THE_RIGHT else "left",
+            justify="right" if column in watch.TO_THE_RIGHT else "left",
             no_wrap=True,
             overflow="ellipsis",
             max_width=max(width // 3, 20) if heading == "call" else None,
@@ -82,7 +82,7 @@ def _drawn(rows: list[Row], width: int) -> rich.table.Table:
         )
     for row in rows:
         # As Text: what a program reports is no markup.
-        drawn.add_row(*map(Text, table.cells(row)), style=_style(row))
+        drawn.add_row(*map(Text, watch.cells(row)), style=_style(row))
     return drawn
 
 

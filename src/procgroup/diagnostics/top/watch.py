@@ -1,4 +1,4 @@
-"""Looks at the flight records of a job again and again, and what has changed between two looks.
+"""Looks at the flight records of a job again and again, what has changed between two looks, and that as plain text.
 
 A look only reads the records' files, which costs the ranks nothing. A rank is made to write its Python stack only where
 it is in no call and others have waited for it for more than 1 s, and no more often than every 2 s.
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from procgroup.diagnostics.recorded_job import findings, reading, stragglers
-from procgroup.diagnostics.recorded_job.findings import Finding
+from procgroup.diagnostics.recorded_job import findings, reading, stragglers, text
+from procgroup.diagnostics.recorded_job.findings import Finding, duration
 from procgroup.diagnostics.recorded_job.job import Call, Job, Rank
 from procgroup.diagnostics.recorded_job.stragglers import Straggler
-from procgroup.diagnostics.recorded_job.text import now
 
 SECONDS_BETWEEN_STACKS = 2.0
 _SECONDS_BETWEEN_STUDIES = 2.0
@@ -26,6 +26,13 @@ _SECONDS_WHERE_IT_MAY_BE_WRONG = 1.0
 # A live rank that has been in a call for longer may wait for another one in vain.
 _USUAL_SECONDS = 1.0
 _NEWEST_CALLS = 256
+
+
+HEADINGS = ("rank", "state", "call", "for", "calls/s", "bytes/s", "waits", "reported")
+TO_THE_RIGHT = (0, 3, 4, 5, 6)
+"""The columns that are aligned to the right: numbers."""
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Row(NamedTuple):
@@ -54,12 +61,12 @@ class Look(NamedTuple):
     @property
     def has_ended(self) -> bool:
         """Whether no rank lives any more."""
-        return not any(rank.is_alive for rank in self.job.ranks)
+        return not self.job.is_alive
 
     @property
     def seconds(self) -> float:
         """How long the job has run."""
-        return now(self.job) - min(rank.began for rank in self.job.ranks)
+        return self.job.now - self.job.began
 
 
 class Watch:
@@ -81,7 +88,7 @@ class Watch:
         job = reading.load(self._directory, with_stacks=False, newest=self._newest)
         moment = time.monotonic()
         pause = _SECONDS_WHERE_IT_MAY_BE_WRONG if _may_be_wrong(job) else _SECONDS_BETWEEN_STUDIES
-        if moment >= self._studied + pause or not any(rank.is_alive for rank in job.ranks):
+        if moment >= self._studied + pause or not job.is_alive:
             self._studied = moment
             if self._newest < reading.RECORDED_CALLS:
                 job, moment = reading.load(self._directory, with_stacks=False), time.monotonic()
@@ -110,7 +117,7 @@ class Watch:
             rank=rank.rank,
             state=rank.state,
             where=_where(rank),
-            waited=now(job) - rank.call.started if rank.is_alive and rank.call else None,
+            waited=job.now - rank.call.started if rank.is_alive and rank.call else None,
             calls_per_second=calls,
             bytes_per_second=size,
             waiting_share=self._shares.get(rank.rank, 0.0),
@@ -134,7 +141,7 @@ class Watch:
 
 def _may_be_wrong(job: Job) -> bool:
     return any(
-        rank.state != "running" or (rank.call is not None and now(job) - rank.call.started >= _USUAL_SECONDS)
+        rank.state != "running" or (rank.call is not None and job.now - rank.call.started >= _USUAL_SECONDS)
         for rank in job.ranks
     )
 
@@ -151,3 +158,50 @@ def _short(call: Call) -> str:
     """Return "all_reduce #2 at train.py:12"; the default group's name is left out."""
     name = f"{call.op} #{call.sequence}" if call.group.name == "0" else call.name
     return f"{name}{findings.at(call)}"
+
+
+def plain(look: Look) -> str:
+    """Return everything as text."""
+    rows = [HEADINGS, *map(cells, look.rows)]
+    wrong = [f"! {finding.sentence}" for finding in look.found]
+    return "\n".join([*header(look), *wrong, "", *text.aligned(rows, right=TO_THE_RIGHT)])
+
+
+def header(look: Look) -> list[str]:
+    """Return two lines: the job with its program; its ranks, and for how long it has run."""
+    job = look.job
+    counts = Counter(rank.state for rank in job.ranks)
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    hosts = ", ".join(dict.fromkeys(rank.host for rank in job.ranks))
+    known = "" if len(job.ranks) == job.world_size else f", {len(job.ranks)} of them recorded here"
+    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    ran = "ran for" if look.has_ended else "running for"
+    return [
+        f"job {job.name}: {job.ranks[0].program}",
+        f"{ranks}{known} on {hosts}: {states}; {ran} {duration(look.seconds)}",
+    ]
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return the cells of a rank's row."""
+    return (
+        str(row.rank),
+        "slowest" if row.is_slowest and row.state == "running" else row.state,
+        row.where,
+        "" if row.waited is None else duration(row.waited),
+        "" if row.calls_per_second is None else _count(row.calls_per_second),
+        "" if row.bytes_per_second is None else _bytes(row.bytes_per_second),
+        f"{100 * row.waiting_share:.0f} %",
+        row.report,
+    )
+
+
+def _count(number: float) -> str:
+    return f"{number:.1f}" if 0 < number < 100 else f"{number:.0f}"
+
+
+def _bytes(number: float) -> str:
+    unit = 0
+    while number >= 999.5 and unit < len(_UNITS) - 1:
+        number, unit = number / 1000, unit + 1
+    return f"{number:.3g} {_UNITS[unit]}" if number < 999.5 else f"{number:.0f} {_UNITS[unit]}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.exit_reason import OWN, PEER, Origin
 from procgroup.launch.failures import evidence
 from procgroup.launch.failures.error_file import ErrorRecord, origin_as_json, read_origin

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 
-from procgroup.cluster.hosts import Host
+from procgroup.cluster.addresses import Host
 from procgroup.launch.hosts.agent_channel import MAX_LINE_BYTES, READY, Assignment, Ready
 from procgroup.launch.output.sinks import LinePrefixer, PipeReader, Sink
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from procgroup.cluster.hosts import Host
+from procgroup.cluster.addresses import Host
 from procgroup.environ import (
     PROCGROUP_JOB_KEY,
     PROCGROUP_MASTER,

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from procgroup.cluster.hosts import Host
+from procgroup.cluster.addresses import Host
 from procgroup.errors import SshError
 from procgroup.launch.deadlines import SSH_ALIVE_SECONDS, SSH_CONNECT_SECONDS, SSH_QUERY_SECONDS
 

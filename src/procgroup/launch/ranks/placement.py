@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from procgroup.cluster.cores import cores_by_affinity, usable_cores
+from procgroup.cluster.control_group import cores_by_affinity, usable_cores
 
 if TYPE_CHECKING:
     from procgroup.cluster.topology import CpuSet

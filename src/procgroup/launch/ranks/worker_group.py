@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.launch.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS, NextStep
 from procgroup.launch.ranks.preemption import Notice
 from procgroup.launch.ranks.rank_process import RankPlan, RankProcess, Stream, describe_error

@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from procgroup.launch.deadlines import CAUSE_SECONDS, INTERRUPT_SECONDS, SHUTDOWN_SECONDS, UNKILLABLE_SECONDS
 from procgroup.launch.hosted_store import HostedStore

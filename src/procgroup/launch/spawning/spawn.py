@@ -25,7 +25,7 @@ from pathlib import Path
 from pickle import PicklingError
 from typing import Any, Literal, overload
 
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.environ import MASTER_ADDR, MASTER_PORT, PROCGROUP_JOB_KEY, PROCGROUP_STORE_KEY, Variable
 from procgroup.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from procgroup.launch.deadlines import INTERRUPT_SECONDS

@@ -1,20 +1,25 @@
-"""The page of a running job, and the state that its script reads again and again."""
+"""``procgroup top --web``: the page of a running job, and the state that its script reads again and again."""
 
 from __future__ import annotations
 
+import html
 import math
+import os
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+import webbrowser
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from procgroup.diagnostics.page.document import TIMELINE_SCRIPTS, Page, as_json, table
-from procgroup.diagnostics.page.timeline import timeline, timeline_data
-from procgroup.diagnostics.recorded_job import text
-from procgroup.diagnostics.top.table import HEADINGS, TO_THE_RIGHT, cells, header
-from procgroup.diagnostics.top.watch import Look, Row, Watch
-from procgroup.diagnostics.top.web.server import Answer, Pages
+from procgroup.diagnostics.page.document import TIMELINE_SCRIPTS, Page, as_json, table, timeline, timeline_data
+from procgroup.diagnostics.recorded_job import reading, text
+from procgroup.diagnostics.recorded_job.text import as_text
+from procgroup.diagnostics.top.server import LOOPBACK, Answer, Pages, Server
+from procgroup.diagnostics.top.watch import HEADINGS, TO_THE_RIGHT, Look, Row, Watch, cells, header
 
 _SCRIPTS = [Path(__file__).with_name(name) for name in ("follow.js", "live.js")]
 PAGE = Page((*TIMELINE_SCRIPTS, *_SCRIPTS), also_allowed="connect-src 'self'")
@@ -24,6 +29,9 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 _PAUSES_PER_LOOK = 20
 # The clock of a rank's record may run so much behind that of this process.
 _OVERLAP_SECONDS = 0.05
+
+_SECONDS_BETWEEN_CHECKS = 0.25
+
 
 _MOST_STRAGGLERS = 3
 
@@ -126,3 +134,43 @@ def _number(value: str) -> float:
         return float(value)
     except ValueError:
         return -math.inf
+
+
+def serve(directory: Path, *, port: int, in_browser: bool) -> int:
+    """Print the address, and serve until Ctrl-C, also when the job has ended; return 2 where the port is taken."""
+    page = JobPage(Watch(directory, newest=reading.RECORDED_CALLS))
+    try:
+        server = Server(page.pages, PAGE.policy, port)
+    except OSError as error:
+        print(
+            f"procgroup top: cannot listen on {LOOPBACK}:{port}: {error.strerror}; --port chooses another one",
+            file=sys.stderr,
+        )
+        return 2
+    with server, _browser(server.address if in_browser else ""):
+        print(f"{server.address}\nCtrl-C ends it", flush=True)
+        while reading.is_running(directory) or not page.look().has_ended:
+            time.sleep(_SECONDS_BETWEEN_CHECKS)
+        last = page.look()
+        print(f"the job has ended; the page stays until Ctrl-C\n{as_text(last.job, last.found)}", flush=True)
+        while True:
+            time.sleep(_SECONDS_BETWEEN_CHECKS)
+
+
+@contextmanager
+def _browser(address: str) -> Iterator[None]:
+    """Open an address in a browser, if one is given.
+
+    By way of a file that this user alone can read: all users of a host can read the command line of a browser.
+    """
+    if not address:
+        yield
+        return
+    descriptor, path = tempfile.mkstemp(prefix="procgroup-top-", suffix=".html")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={html.escape(address)}">')
+        threading.Thread(target=webbrowser.open, args=(Path(path).as_uri(),), daemon=True).start()
+        yield
+    finally:
+        Path(path).unlink(missing_ok=True)
