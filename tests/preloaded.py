@@ -16,7 +16,7 @@ for _name in ("encodings.idna", "ml_dtypes", "numpy", "psutil", "pytest"):
 atexit._clear()
 
 _package = import_module("procgroup")
-for _name in ("backends.peer_network", "backends.native", "log_handler", "testing"):
+for _name in ("backends.peer_network", "backends.native", "process.log_handler", "testing"):
     import_module(f"procgroup.{_name}")
 for _name in _package.__all__:
     getattr(_package, _name)

@@ -5,8 +5,8 @@
 //                                          then this one's marks the end
 //                    <── reads the file ──
 //
-// Python's handler was registered for the signal before (procgroup.stack_signal), and is called by the one that is
-// installed here. It reads only the frames of its own thread, and takes no lock. A system call of the thread is
+// Python's handler was registered for the signal before (procgroup.process.stack_signal), and is called by the one that
+// is installed here. It reads only the frames of its own thread, and takes no lock. A system call of the thread is
 // restarted where the kernel can do that, and otherwise by Python.
 //
 // Source: Python's documentation of faulthandler.register; PEP 475.

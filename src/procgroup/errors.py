@@ -47,8 +47,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from procgroup import failure_text
-from procgroup.exit_reason import PEER, origin_of
 from procgroup.failure_text import ParameterUse, global_rank
+from procgroup.process.exit_reason import PEER, origin_of
 
 Ranks = Sequence[int]
 Texts = Mapping[int, str]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import procgroup as dist
-from procgroup import log
+from procgroup.process import log
 from world import WorldFailed, run, run_command, start, wait_until
 
 
@@ -159,7 +159,7 @@ def test_a_handler_for_nothing_is_none() -> None:
 def test_a_level_that_the_program_sets_is_kept() -> None:
     program = (
         "import logging; logging.getLogger('procgroup').setLevel(logging.ERROR)\n"
-        "from procgroup import log\n"
+        "from procgroup.process import log\n"
         "log.warning('no'); log.error('yes')"
     )
     done = run_command([sys.executable, "-c", program], environment={"PROCGROUP_LOG": "debug", "RANK": "2"})
@@ -167,7 +167,7 @@ def test_a_level_that_the_program_sets_is_kept() -> None:
 
 
 def test_a_process_that_is_no_rank_has_no_prefix() -> None:
-    done = run_command([sys.executable, "-c", "from procgroup import log; log.warning('100 % wrong')"])
+    done = run_command([sys.executable, "-c", "from procgroup.process import log; log.warning('100 % wrong')"])
     assert done.stderr == "procgroup WARNING: 100 % wrong\n"
 
 
@@ -183,7 +183,7 @@ def test_logging_is_not_imported_for_a_start_without_a_word() -> None:
         "store = dist.HashStore()\n"
         "dist.init_process_group(store=store, rank=0, world_size=1)\n"
         "dist.destroy_process_group()\n"
-        "print('procgroup.log_handler' in sys.modules)"
+        "print('procgroup.process.log_handler' in sys.modules)"
     )
     assert run_command([sys.executable, "-c", program]).stdout == "False\n"
 

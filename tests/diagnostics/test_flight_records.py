@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import procgroup as dist
-from procgroup import flight_records
+from procgroup.process import flight_records
 from world import run, start
 
 

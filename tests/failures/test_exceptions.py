@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from failures.waiting_calls import TRANSPORTS, allowance, on
 
-from procgroup import exit_reason
+from procgroup.process import exit_reason
 from world import free_port, rank_environment
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from procgroup import errors
-from procgroup.exit_reason import CALL, OWN, PEER, Origin, note_translated, origin_of, text_of
+from procgroup.process.exit_reason import CALL, OWN, PEER, Origin, note_translated, origin_of, text_of
 
 CALL_DATA: dict[str, Any] = {"op": "barrier", "sequence": 1, "group": "0", "rank": 0, "size": 4}
 

@@ -17,8 +17,8 @@ import pytest
 
 import procgroup as dist
 import two_hosts
-from procgroup import process_end
 from procgroup.errors import CollectiveTimeout
+from procgroup.process import process_end, state
 from world import World, start, wait_until
 
 
@@ -101,7 +101,7 @@ def test_all_waits_are_short_together_after_a_failure_and_silent() -> None:
         assert 1.9 < time.monotonic() - started < 5
     finally:
         process_end.forget_failure()
-    assert not process_end.has_failed()
+    assert not state.has_failed
 
 
 def test_groups_that_are_destroyed_one_after_another_have_their_whole_time_each() -> None:

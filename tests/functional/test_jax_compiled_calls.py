@@ -18,7 +18,7 @@ from groups.toy_backend import StoreBackend
 import procgroup as dist
 from procgroup import functional
 from procgroup.backends import registry
-from procgroup.exit_reason import ExitReason
+from procgroup.process.exit_reason import ExitReason
 from world import run
 
 pytest.importorskip("jax")

@@ -22,12 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from procgroup import exit_reason, log, process_end
 from procgroup.environ import TORCHELASTIC_ERROR_FILE
 from procgroup.errors import DistError
-from procgroup.exit_reason import ExitReason
 from procgroup.groups.engine import FLUSH_SECONDS
 from procgroup.groups.group import ProcessGroup
+from procgroup.process import exit_reason, log, process_end, state
+from procgroup.process.exit_reason import ExitReason
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 
@@ -203,7 +203,7 @@ def _end_after_the_cause() -> None:
 
     This runs, too, if the program handled the loss of a rank and exits with a status of its own, which is unknown here.
     """
-    error, lost = process_end.ending_exception(), process_end.lost()
+    error, lost = process_end.ending_exception(), state.lost
     origin = exit_reason.Origin(exit_reason.PEER, lost.rank) if lost is not None else exit_reason.Origin()
     if error is not None:
         _record(error)

@@ -18,7 +18,6 @@ from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from procgroup import log
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import GroupMember, is_foreign
 from procgroup.api.options import read_backend, read_deterministic, read_timeouts
@@ -29,6 +28,7 @@ from procgroup.failure_text import name_ranks
 from procgroup.groups import checks
 from procgroup.groups.backend import MakeBackends
 from procgroup.groups.group import ProcessGroup
+from procgroup.process import log
 from procgroup.types import Timeout
 
 _SHOWN_RANKS = 16

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from procgroup import environ, log, process_end, types
+from procgroup import environ, types
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.options import NCCL_TIMEOUT, Timeouts, read_backend, read_deterministic, read_timeouts
@@ -26,6 +26,7 @@ from procgroup.errors import (
 )
 from procgroup.groups.engine import GroupEngine
 from procgroup.groups.group import ProcessGroup
+from procgroup.process import log, process_end
 from procgroup.rendezvous import hosting, urls
 from procgroup.rendezvous.handlers import rendezvous
 from procgroup.rendezvous.join import World, join

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from procgroup import log, process_end
 from procgroup.api import default_group, exit_hooks, moved_store
 from procgroup.api.default_group import resolve
 from procgroup.api.options import read_timeouts
 from procgroup.groups import checks
 from procgroup.groups.engine import GroupEngine
 from procgroup.groups.group import ProcessGroup
+from procgroup.process import log, process_end
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 from procgroup.types import Timeout

@@ -30,11 +30,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from procgroup import log, process_end
 from procgroup.cluster import mpi
 from procgroup.cluster.mpi import InThread
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Awaited
+from procgroup.process import log, process_end, state
 from procgroup.stores.store import Store
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def _finish() -> None:
     if _MpiState.process != os.getpid() or MPI.Is_finalized():
         return
     # A process that ends with an exception has not done its part, and the others may not do theirs.
-    has_ended_early = process_end.has_failed() or process_end.ends_with_an_exception()
+    has_ended_early = state.has_failed or process_end.ending_exception() is not None
     has_failed = _MpiState.has_failed or has_ended_early or _native.abandoned_mpi_calls() > 0
     if not has_failed:
         if _MpiState.finalizes:

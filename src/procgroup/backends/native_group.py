@@ -14,9 +14,9 @@ from typing import Any
 
 from procgroup import _native
 from procgroup.errors import CollectiveMismatch, OperationError, PeerFailed, PeerLost
-from procgroup.exit_reason import ExitReason
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
-from procgroup.process_end import note_failure, wait_for_others
+from procgroup.process.exit_reason import ExitReason
+from procgroup.process.process_end import note_failure, wait_for_others
 
 _IDLE_SLICE_SECONDS = 0.01
 _MAX_CALLS = 8

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from procgroup.errors import DistNetworkError
-from procgroup.process_end import at_process_end
+from procgroup.process.process_end import at_process_end
 
 _ANSWER_SECONDS = 30.0
 _LONGEST_POLL_SECONDS = 3600.0

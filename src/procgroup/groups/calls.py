@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from procgroup import exit_reason
 from procgroup.arrays import making
 from procgroup.errors import GroupBroken
 from procgroup.groups import checks
 from procgroup.groups.issue import Issue, QueuedCall
 from procgroup.groups.reductions import RETAINING, Reductions
+from procgroup.process import exit_reason
 from procgroup.timeouts import seconds_in_force
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp, Timeout
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from procgroup import _native
-    from procgroup.exit_reason import ExitReason
+    from procgroup.process.exit_reason import ExitReason
 
 
 FLUSH_SECONDS = 30.0

@@ -8,14 +8,15 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from procgroup import log, types
+from procgroup import types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed, PeerFailed, PeerLost
-from procgroup.exit_reason import ExitReason
 from procgroup.groups import checks, receive_pool
 from procgroup.groups.backend import AnyBackend, MakeBackends, NativeBackend, no_backends, use
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall, QueuedWork
+from procgroup.process import log
+from procgroup.process.exit_reason import ExitReason
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
 from procgroup.types import Timeout

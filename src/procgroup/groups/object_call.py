@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from procgroup import _native, exit_reason
+from procgroup import _native
 from procgroup.errors import CollectiveMismatch, DistBackendError, MalformedObjects, PicklingFailed, UnpicklingFailed
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_format import (
@@ -27,6 +27,7 @@ from procgroup.groups.object_format import (
     pack_whole_objects,
 )
 from procgroup.groups.pickling import Pickled, loader, pickle_object, unpickle_object
+from procgroup.process import exit_reason
 from procgroup.types import Timeout
 
 # How long a rank that was interrupted while pickling tries to send the error; most other ranks have arrived by then.

@@ -7,8 +7,9 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from procgroup import _native, log
+from procgroup import _native
 from procgroup.environ import PROCGROUP_JOB_KEY, Variable
+from procgroup.process import log
 
 if TYPE_CHECKING:
     from procgroup.stores.tcp import StoreServer

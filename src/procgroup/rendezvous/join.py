@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from procgroup import log, process_end, types
+from procgroup import types
 from procgroup.errors import (
     DistError,
     PeerFailed,
@@ -47,6 +47,7 @@ from procgroup.errors import (
     StoreTimeout,
 )
 from procgroup.failure_text import name_ranks
+from procgroup.process import log, process_end
 from procgroup.rendezvous import hosting
 from procgroup.stores.members import Member, read_members
 from procgroup.stores.start_up import StartUp

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from procgroup import process_end
 from procgroup.errors import (
     CollectiveTimeout,
     DistError,
@@ -33,6 +32,7 @@ from procgroup.errors import (
     StoreLost,
     StoreTimeout,
 )
+from procgroup.process import process_end
 from procgroup.stores.members import Member, read_member
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 
-from procgroup import _native, environ, log
+from procgroup import _native, environ
 from procgroup.errors import DistNetworkError, DistStoreError, StoreTimeout
-from procgroup.process_end import (
+from procgroup.process import log, state
+from procgroup.process.process_end import (
     LATE_SECONDS,
     at_process_end,
-    ends_with_an_exception,
-    has_failed_to_start,
+    ending_exception,
     tell_late_ranks,
     wait_for_others,
 )
@@ -167,7 +167,7 @@ def _linger() -> None:
     A process that ends with an exception does not wait, except when the start of a group has failed: the other ranks
     need the store to read which rank failed and why.
     """
-    if ends_with_an_exception() and not has_failed_to_start():
+    if ending_exception() is not None and not state.has_failed_to_start:
         return
     waiting = [server for server in _servers if server._pid == os.getpid()]
     if not waiting:

@@ -14,8 +14,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from procgroup import log, log_handler  # noqa: F401 - torch has imported logging: now, for forked ranks, too
-from procgroup.process_end import SILENT_SECONDS, at_process_end
+from procgroup.process import log, log_handler  # noqa: F401 - torch has imported logging: now, for forked ranks, too
+from procgroup.process.process_end import SILENT_SECONDS, at_process_end
 
 Task = Callable[[], object]
 

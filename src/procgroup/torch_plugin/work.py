@@ -17,8 +17,8 @@ import torch
 import torch.distributed as distributed
 
 from procgroup.arrays.untraced import untraced
-from procgroup.exit_reason import note_translated
 from procgroup.groups.future import Future
+from procgroup.process.exit_reason import note_translated
 from procgroup.torch_plugin import callbacks
 
 if TYPE_CHECKING:

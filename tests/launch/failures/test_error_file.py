@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import procgroup
-from procgroup.exit_reason import CALL, PEER, Origin
 from procgroup.launch.failures import record
 from procgroup.launch.failures.error_file import (
     MAX_FILE_BYTES,
@@ -23,6 +22,7 @@ from procgroup.launch.failures.error_file import (
     write_error_file,
 )
 from procgroup.launch.failures.failure import Failure
+from procgroup.process.exit_reason import CALL, PEER, Origin
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in main\n    f()\nValueError: boom\n'
 NESTED: dict[str, Any] = {

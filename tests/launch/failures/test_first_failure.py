@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from procgroup.exit_reason import CALL, PEER, Origin
 from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import describe, first_failure
+from procgroup.process.exit_reason import CALL, PEER, Origin
 
 GLOO = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from procgroup.exit_reason import Origin
+from procgroup.process.exit_reason import Origin
 
 MAKES_GROUP = "new_group"
 """The recorded operation of a rank that makes a group: it has no number in the group."""

@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from procgroup import _native, flight_records
+from procgroup import _native
 from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
-from procgroup.exit_reason import Origin, printable
+from procgroup.process import flight_records
+from procgroup.process.exit_reason import Origin, printable
 
 RECORDED_CALLS = 1024
 """So many calls are in a record at most."""

@@ -24,8 +24,8 @@ from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from procgroup.exit_reason import ORIGINS, Origin, origin_of, text_of
 from procgroup.launch.failures.evidence import cut_middle, without_own_frames
+from procgroup.process.exit_reason import ORIGINS, Origin, origin_of, text_of
 
 MAX_FILE_BYTES = 1 << 20
 """The largest error file that is read."""

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from procgroup.cluster.control_group import OutOfMemoryKills
-from procgroup.exit_reason import OWN, PEER, Origin
 from procgroup.launch.failures import evidence
 from procgroup.launch.failures.error_file import ErrorRecord, origin_as_json, read_origin
 from procgroup.launch.failures.evidence import (
@@ -18,6 +17,7 @@ from procgroup.launch.failures.evidence import (
     says_connection_lost,
     says_peer_lost,
 )
+from procgroup.process.exit_reason import OWN, PEER, Origin
 
 MAX_TEXT_BYTES = 16 * 1024
 """The largest evidence of a rank that is sent to other nodes."""

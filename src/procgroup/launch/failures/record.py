@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from procgroup.environ import TORCHELASTIC_ERROR_FILE
-from procgroup.exit_reason import Origin
 from procgroup.launch.failures.error_file import ErrorRecord, read_error_file, record_of, write_error_file
+from procgroup.process.exit_reason import Origin
 
 P = ParamSpec("P")
 T = TypeVar("T")

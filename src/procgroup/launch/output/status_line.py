@@ -9,10 +9,10 @@ import struct
 import time
 from collections.abc import Mapping
 
-from procgroup.exit_reason import printable
 from procgroup.launch.deadlines import STATUS_DELAY_SECONDS, STATUS_INTERVAL_SECONDS
 from procgroup.launch.output.progress import MAX_NAME_CHARACTERS, MAX_TEXT_CHARACTERS, MAX_VALUES, as_word
 from procgroup.launch.output.sinks import Sink
+from procgroup.process.exit_reason import printable
 
 
 class StatusLine:

@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from procgroup import errors  # noqa: F401 - exit_reason needs it
-from procgroup.exit_reason import Origin
 from procgroup.launch.failures.error_file import ErrorRecord, record_of
-from procgroup.process_end import note_exception
+from procgroup.process.exit_reason import Origin
+from procgroup.process.process_end import note_exception
 
 _PR_SET_PDEATHSIG = 1
 

@@ -24,7 +24,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from procgroup import log
 from procgroup.api.lifecycle import get_new_ranks, reconfigure
 from procgroup.api.shrinking import shrink_group
 from procgroup.errors import ArgumentError, GroupBroken, PeerFailed, PeerLost
@@ -32,6 +31,7 @@ from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.pytorch import torch
 from procgroup.parallel.rank_comparison import gather
+from procgroup.process import log
 
 Result = TypeVar("Result")
 

@@ -24,17 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from procgroup import environ
+from procgroup.process import state
 
 SUFFIX = ".record"
 KEPT_JOBS = 16
 KEPT_BYTES = 32 << 20
 # Of the process groups that a process makes one after the other, so many records are kept.
 _KEPT_OF_PROCESS = 8
-
-_job: Path | None = None
-"""The directory of this process's job: that of its first process group."""
-_process = 0
-_made: list[Path] = []
 
 
 def directory() -> Path | None:
@@ -48,23 +44,21 @@ def directory() -> Path | None:
 
 def new_file(job: str, rank: int) -> str:
     """Return the path of a new record of this rank; "" where none can be kept. ``job`` is the same on all ranks."""
-    global _job, _process
-    if _process != os.getpid():  # also in a forked child
-        _job, _process = None, os.getpid()
-        _made.clear()
+    if state.recorded_process != os.getpid():  # also in a forked child
+        state.recorded_process, state.job_directory, state.records = os.getpid(), None, []
     root = directory()
     if root is None or not _is_own(root):
         return ""
-    if _job is None:
-        _job = root / job
-        if not _job.exists():
-            remove_old(root, _job)
-    if not _is_own(_job):
+    if state.job_directory is None:
+        state.job_directory = root / job
+        if not state.job_directory.exists():
+            remove_old(root, state.job_directory)
+    if not _is_own(state.job_directory):
         return ""
-    path = _job / f"{rank}-{len(_made) + 1}{SUFFIX}"
-    _made.append(path)
-    if len(_made) > _KEPT_OF_PROCESS:
-        _remove(_made[-_KEPT_OF_PROCESS - 1])
+    path = state.job_directory / f"{rank}-{len(state.records) + 1}{SUFFIX}"
+    state.records.append(path)
+    if len(state.records) > _KEPT_OF_PROCESS:
+        _remove(state.records[-_KEPT_OF_PROCESS - 1])
     return str(path)
 
 

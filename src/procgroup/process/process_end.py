@@ -9,13 +9,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from procgroup import log
+from procgroup.process import log, state
 
 SILENT_SECONDS = 2.0
 """How long a wait for other ranks at the end may last before it says for whom."""
@@ -26,23 +25,8 @@ FAILED_SECONDS = 2.0
 LATE_SECONDS = 1.0
 """How long a process that hosts the store of a start which has failed stays for ranks that have not come yet."""
 
-_functions: dict[Callable[[], None], int] = {}
-# What sys.last_value was before: an exception of the process that forked this one, or of a prompt.
-_earlier: list[BaseException | None] = [None]
-_noted: list[BaseException] = []
-# The last exception that ended a thread, and when.
-_of_thread: list[tuple[BaseException, float]] = []
 # An exception that ended a thread so long before the process's end is what the process ends with.
 _THREAD_SECONDS = 10.0
-_registered_in = 0
-"""The process that will run them. A forked child has the variable too, but not always the registration."""
-
-
-_has_failed = False
-_has_failed_to_start = False
-# What tells the ranks that come late that the start has failed, in the store that this process hosts.
-_tell_late_ranks: list[Callable[[], None]] = []
-_is_ending = False
 _PAUSE_SECONDS = 1.0
 
 
@@ -55,27 +39,13 @@ class Lost(NamedTuple):
     text: str
 
 
-_lost: list[Lost] = []
-
-
-class _Waits(threading.local):
-    """The seconds that this thread's last waits took, one right after another, and when they ended."""
-
-    seconds = 0.0
-    ended = 0.0
-
-
-_waits = _Waits()
-
-
 def at_process_end(function: Callable[[], None], priority: int) -> None:
     """Call ``function`` once when this process ends in order, those of a higher priority first."""
-    global _registered_in
-    _functions[function] = priority
-    if _registered_in == os.getpid():
+    state.end_functions[function] = priority
+    if state.end_registered_in == os.getpid():  # a forked child has not always the registration
         return
-    _registered_in = os.getpid()
-    _earlier[:] = [getattr(sys, "last_value", None)]
+    state.end_registered_in = os.getpid()
+    state.earlier_exception = getattr(sys, "last_value", None)
     atexit.unregister(_run)
     atexit.register(_run)
     # A child of multiprocessing has imported it.
@@ -91,50 +61,33 @@ def note_failure(*, starting: bool = False) -> None:
 
     ``starting`` says that the others read why in the store, which this process may host.
     """
-    global _has_failed, _has_failed_to_start
-    _has_failed = True
-    _has_failed_to_start = _has_failed_to_start or starting
+    state.has_failed = True
+    state.has_failed_to_start = state.has_failed_to_start or starting
 
 
 def note_lost(lost: Lost) -> None:
     """Keep in mind that the end of another rank broke a group of this process; the first one counts."""
-    if not _lost:
-        _lost.append(lost)
-
-
-def lost() -> Lost | None:
-    """Return the rank by whose end a group of this process broke since the ranks came together."""
-    return _lost[0] if _lost else None
+    if state.lost is None:
+        state.lost = lost
 
 
 def forget_failure() -> None:
     """Forget it: the ranks have come together again."""
-    global _has_failed, _has_failed_to_start
-    _has_failed = _has_failed_to_start = False
-    _tell_late_ranks.clear()
-    _lost.clear()
-
-
-def has_failed() -> bool:
-    """Return whether a group has failed on this process since the ranks came together."""
-    return _has_failed
-
-
-def has_failed_to_start() -> bool:
-    """Return whether the last start of a group failed on this process."""
-    return _has_failed_to_start
+    state.has_failed = state.has_failed_to_start = False
+    state.tell_late_ranks = state.lost = None
 
 
 def stay_for_late_ranks(tell: Callable[[], None]) -> None:
     """Keep in mind that ranks may yet come to the start that has failed; ``tell`` tells them, at this process's end."""
-    _tell_late_ranks[:] = [tell]
+    state.tell_late_ranks = tell
 
 
 def tell_late_ranks() -> bool:
     """Tell the ranks that come to the last start that it has failed; return whether there may be such ranks."""
-    for tell in _tell_late_ranks:
-        tell()
-    return bool(_tell_late_ranks)
+    if state.tell_late_ranks is None:
+        return False
+    state.tell_late_ranks()
+    return True
 
 
 def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> bool:
@@ -145,10 +98,11 @@ def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[
     warning shows what is waited for, which ``awaited()`` returns. ``pause`` is slept between two looks.
     """
     started = time.monotonic()
-    spent = _waits.seconds if started - _waits.ended < _PAUSE_SECONDS else 0.0
-    is_shared = _is_ending or has_failed()
+    waits = state.waits
+    spent = waits.seconds if started - waits.ended < _PAUSE_SECONDS else 0.0
+    is_shared = state.is_ending or state.has_failed
     if is_shared:
-        limit = (min(limit, FAILED_SECONDS) if has_failed() else limit) - spent
+        limit = (min(limit, FAILED_SECONDS) if state.has_failed else limit) - spent
     is_silent = limit > FAILED_SECONDS
     while not (is_done := ended()):
         waited = time.monotonic() - started
@@ -158,20 +112,20 @@ def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[
             is_silent = False
             log.warning(f"{awaited()}, for at most {limit - waited:.0f} s more")
         time.sleep(pause)
-    _waits.ended = time.monotonic()
+    waits.ended = time.monotonic()
     # One that ended well says nothing of the next: a program may destroy one group after another.
-    _waits.seconds = spent + _waits.ended - started if is_shared or not is_done else 0.0
+    waits.seconds = spent + waits.ended - started if is_shared or not is_done else 0.0
     return is_done
 
 
 def note_exception(error: BaseException) -> None:
     """Say that this process is about to end with an exception, where it was caught for a report of its own."""
-    _noted[:] = [error]
+    state.noted_exception = error
 
 
 def note_thread_exception(error: BaseException) -> None:
     """Say that an exception has ended a thread, which is not the main one."""
-    _of_thread[:] = [(error, time.monotonic())]
+    state.thread_exception = (error, time.monotonic())
 
 
 def ending_exception() -> BaseException | None:
@@ -180,10 +134,10 @@ def ending_exception() -> BaseException | None:
     sys.exit is none, whatever its status, because Python does not show the status at the end of a program; in a process
     of multiprocessing, sys.exit with an error's status while an exception is handled stands for that.
     """
-    raised = _noted[0] if _noted else sys.exc_info()[1]
+    raised = sys.exc_info()[1] if state.noted_exception is None else state.noted_exception
     if raised is None and not hasattr(sys, "ps1"):
         last = getattr(sys, "last_value", None)
-        raised = None if last is _earlier[0] else last
+        raised = None if last is state.earlier_exception else last
     if isinstance(raised, SystemExit):
         raised = raised.__context__ if raised.code not in (0, None) else None
     return None if isinstance(raised, SystemExit) else raised
@@ -191,23 +145,17 @@ def ending_exception() -> BaseException | None:
 
 def thread_exception() -> BaseException | None:
     """Return the exception that has ended a thread just now: a program's main part may have run there."""
-    if not _of_thread or time.monotonic() - _of_thread[0][1] > _THREAD_SECONDS:
+    if state.thread_exception is None or time.monotonic() - state.thread_exception[1] > _THREAD_SECONDS:
         return None
-    return _of_thread[0][0]
-
-
-def ends_with_an_exception() -> bool:
-    """Return whether what ends this process is an exception, as far as can be known; sys.exit is none."""
-    return ending_exception() is not None
+    return state.thread_exception[0]
 
 
 def _run() -> None:
-    global _is_ending
-    _is_ending = True
+    state.is_ending = True
     with ExitStack() as stack:  # all of them, also when one raises
-        for function in sorted(_functions, key=lambda function: _functions[function]):
+        for function, _ in sorted(state.end_functions.items(), key=lambda item: item[1]):
             stack.callback(_call, function)
-        _functions.clear()
+        state.end_functions.clear()
 
 
 def _call(function: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from procgroup import environ
+from procgroup.process import state
 
 if TYPE_CHECKING:
     import logging
@@ -25,16 +26,13 @@ LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR, "off
 
 _OF_TORCH = {"OFF": None, "INFO": INFO, "DETAIL": DEBUG}
 
-_rank: list[int] = []
-_logger: list[logging.Logger] = []
-
 
 def set_rank(rank: int) -> None:
     """Set the global rank of this process, for the lines that follow; before that, it is RANK of the environment.
 
     Raises ValueError when PROCGROUP_LOG is none of the levels.
     """
-    _rank[:] = [rank]
+    state.rank = rank
     share_with_native()
 
 
@@ -78,7 +76,7 @@ def _log(level: int, text: str, rank: int | None) -> None:
 
 
 def _own_rank() -> int | None:
-    return _rank[0] if _rank else environ.RANK.get()
+    return environ.RANK.get() if state.rank is None else state.rank
 
 
 def _environment_level() -> int | None:
@@ -96,11 +94,11 @@ def _lowest_level() -> int:
 
 def _get_logger() -> logging.Logger:
     """Return the logger, with the level of the environment unless the program has set one."""
-    if not _logger:
-        from procgroup.log_handler import logger
+    if state.logger is None:
+        from procgroup.process.log_handler import logger
 
         level = _environment_level()
         if level is not None and not logger.level:
             logger.setLevel(level)
-        _logger.append(logger)
-    return _logger[0]
+        state.logger = logger
+    return state.logger

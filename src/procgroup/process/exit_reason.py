@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from pathlib import Path
 from typing import NamedTuple
+
+from procgroup.process import state
 
 _TYPE_CHARACTERS = 80
 _TEXT_CHARACTERS = 3900
@@ -19,14 +20,12 @@ _PLACE_CHARACTERS = 80
 
 # Of procgroup and of Python itself. (sysconfig would say the latter, too; but an exception that another thread raises
 # in this one, in the middle of importing it, leaves the import lock held.)
-_LIBRARIES = (str(Path(__file__).parent), str(Path(os.__file__).parent))
+_LIBRARIES = (str(Path(__file__).parents[1]), str(Path(os.__file__).parent))
 
 OWN, CALL, PEER = ORIGINS = ("own", "call", "peer")
 
 # The operating system's errors for a connection that ended; PeerLost and the like are raised while handling them.
 _OF_CONNECTIONS = (ConnectionError, EOFError)
-# How many errors that other libraries raise again as their own are remembered.
-_KEPT_TRANSLATED = 64
 
 
 class Origin(NamedTuple):
@@ -48,10 +47,6 @@ class ExitReason(NamedTuple):
     origin: Origin = Origin()
 
 
-# The texts of errors that another library raises as errors of its own, and their origins.
-_translated: deque[tuple[str, Origin]] = deque(maxlen=_KEPT_TRANSLATED)
-
-
 def reason_of(error: BaseException) -> ExitReason:
     """Return the text of an exception and where the failure began."""
     return ExitReason(describe(error), origin_of(error))
@@ -59,7 +54,7 @@ def reason_of(error: BaseException) -> ExitReason:
 
 def note_translated(error: BaseException) -> None:
     """Remember the origin of an error that a library will raise again as its own type, with a text that quotes this."""
-    _translated.append((text_of(error), origin_of(error)))
+    state.translated.append((text_of(error), origin_of(error)))
 
 
 def origin_of(error: BaseException) -> Origin:
@@ -80,7 +75,7 @@ def origin_of(error: BaseException) -> Origin:
     if isinstance(first, errors.DistError):
         return Origin()
     text = text_of(first)
-    return next((origin for part, origin in _translated if part in text), Origin())
+    return next((origin for part, origin in state.translated if part in text), Origin())
 
 
 def _in_order(error: BaseException) -> list[BaseException]:

@@ -15,25 +15,22 @@ import signal
 from pathlib import Path
 
 from procgroup import _native, environ
-
-_installed_in = 0
-"""The process that has the handler; a forked child inherits both, and keeps them."""
+from procgroup.process import state
 
 
 def install() -> None:
     """Give a real-time signal that nobody uses to the stacks of this process, once."""
-    global _installed_in
-    if _installed_in:
+    if state.stack_signal_process:
         return
     number = environ.PROCGROUP_STACK_SIGNAL.get()
     if number is None:
         number = _free_signal()
     if not number:
         return
-    _installed_in = os.getpid()
+    state.stack_signal_process = os.getpid()
     file = os.memfd_create("procgroup-stack", os.MFD_CLOEXEC)
     faulthandler.register(number, file=file, all_threads=False)
-    _native.install_stack_signal(number, file, f"{Path(__file__).parent}/")
+    _native.install_stack_signal(number, file, f"{Path(__file__).parents[1]}/")
 
 
 def _free_signal() -> int | None:
