@@ -62,7 +62,7 @@ test-next-torch: build/wheel/.built  ## Run the tests of the plug-in and of DDP 
 	@if $(MAKE) $(NEXT)/.torch; then $(MAKE) next-torch-tests; \
 		else echo "== torch $(NEXT_TORCH) cannot be installed here: the tests with it are left out"; fi
 
-CHECKS := check-lint check-format check-types check-programs check-layers check-native check-words check-stub check-generated
+CHECKS := check-lint check-format check-types check-programs check-layers check-native check-stub check-generated
 .PHONY: $(CHECKS)
 check:  ## Format, lint, types (also of examples and documentation), layers, generated files: all of them, then what failed
 	@$(MAKE) --keep-going $(CHECKS)
@@ -81,8 +81,6 @@ check-layers:
 	@$(VENV)/bin/lint-imports --no-logo >build/layers.log || { cat build/layers.log; exit 1; }
 check-native:
 	@$(NATIVE_SOURCES) | xargs $(VENV)/bin/clang-format --dry-run --Werror
-check-words:
-	@$(PY) tools/check_words.py
 check-stub:
 	@$(PY) tools/native_stub.py --check
 check-generated:
