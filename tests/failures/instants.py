@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -44,6 +45,7 @@ def end_at(request: str, key: str, how: How, starts_before: int = 0) -> None:
 def _watch(name: str, request: str, key: str, how: How) -> None:
     inner = getattr(Store, name)
 
+    @functools.wraps(inner)
     def call(self: Any, keys: str | Sequence[str], *arguments: Any, **named: Any) -> Any:
         first = keys if isinstance(keys, str) else keys[0]
         if name == request and first.startswith(key):
