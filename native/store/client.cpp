@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "store/client_connection.hpp"
-
 namespace procgroup::store {
 namespace {
 

@@ -1,5 +1,3 @@
-#include "store/client_connection.hpp"
-
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -15,6 +13,7 @@
 #include <system_error>
 
 #include "base/log.hpp"
+#include "store/client.hpp"
 
 namespace procgroup::store {
 namespace {

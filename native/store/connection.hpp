@@ -8,7 +8,7 @@
 #include "base/file_descriptor.hpp"
 #include "store/protocol.hpp"
 #include "store/table.hpp"
-#include "store/torch_table.hpp"
+#include "store/torch_store.hpp"
 
 namespace procgroup::store {
 

@@ -1,9 +1,9 @@
 // A key-value store's TCP server: one thread with one epoll set serves all clients.
 //
-// The server can also accept PyTorch's TCPStore clients at the same socket (see torch_protocol.hpp). Their keys are in
+// The server can also accept PyTorch's TCPStore clients at the same socket (see torch_store.hpp). Their keys are in
 // a separate table, since their protocol has no authentication.
 //
-// All input is bounded by the limits in protocol.hpp, and for PyTorch's clients in torch_protocol.hpp. Malformed input
+// All input is bounded by the limits in protocol.hpp, and for PyTorch's clients in torch_store.hpp. Malformed input
 // closes its connection with one line on stderr and affects no other connection. The server does not read from a
 // connection whose replies are not read, so that the queued output stays bounded.
 #pragma once
@@ -15,8 +15,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "store/handshake.hpp"
 
 namespace procgroup::store {
 

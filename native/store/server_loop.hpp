@@ -16,13 +16,13 @@
 #include "store/connection.hpp"
 #include "store/server.hpp"
 #include "store/table.hpp"
-#include "store/torch_table.hpp"
+#include "store/torch_store.hpp"
 
 struct epoll_event;
 
 namespace procgroup::store {
 
-// server_loop.cpp accepts, polls and closes connections; server_requests.cpp reads requests and sends replies.
+// server.cpp accepts, polls and closes connections; server_requests.cpp reads requests and sends replies.
 class Server::Loop {
  public:
   Loop(int listener, int port, Identity identity, bool answers_torch, Shared& shared);

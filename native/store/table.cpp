@@ -7,8 +7,6 @@
 namespace procgroup::store {
 namespace {
 
-Value make_value(std::string_view bytes) { return std::make_shared<const std::string>(bytes); }
-
 std::string as_bytes(uint64_t number) {
   std::string bytes;
   put(bytes, number);

@@ -28,6 +28,7 @@ namespace procgroup::store {
 
 // Shared, so that a value that is still being sent is not copied.
 using Value = std::shared_ptr<const std::string>;
+inline Value make_value(std::string_view bytes) { return std::make_shared<const std::string>(bytes); }
 
 // Identifies a request: its connection, and the connection's number for it.
 struct Ticket {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "store/torch_protocol.hpp"
+#include "store/torch_store.hpp"
 
 namespace procgroup::testing {
 

@@ -1,10 +1,9 @@
 // The parser of PyTorch's TCPStore protocol, and the table of keys that its clients use.
-#include "store/torch_table.hpp"
-
 #include <algorithm>
 #include <memory>
 #include <set>
 
+#include "store/torch_store.hpp"
 #include "tests/check.hpp"
 #include "tests/store/torch_requests.hpp"
 

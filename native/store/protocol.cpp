@@ -1,4 +1,4 @@
-#include "store/handshake.hpp"
+#include "store/protocol.hpp"
 
 #include <unistd.h>
 
