@@ -45,7 +45,7 @@ _NAMES_OF_MODULES = {
     "launch.spawning.spawn": "ProcessContext spawn start_processes",
     "parallel.mesh": "DeviceMesh init_device_mesh",
     "rendezvous.handlers": "register_rendezvous_handler rendezvous",
-    "rendezvous.launcher_stores": "MPIStore SlurmStore",
+    "rendezvous.tasks": "MPIStore SlurmStore",
     "stores.etcd": "EtcdStore",
     "stores.file": "FileStore",
     "stores.hash": "HashStore",

@@ -122,8 +122,8 @@ from procgroup.parallel.mesh import DeviceMesh as DeviceMesh
 from procgroup.parallel.mesh import init_device_mesh as init_device_mesh
 from procgroup.rendezvous.handlers import register_rendezvous_handler as register_rendezvous_handler
 from procgroup.rendezvous.handlers import rendezvous as rendezvous
-from procgroup.rendezvous.launcher_stores import MPIStore as MPIStore
-from procgroup.rendezvous.launcher_stores import SlurmStore as SlurmStore
+from procgroup.rendezvous.tasks import MPIStore as MPIStore
+from procgroup.rendezvous.tasks import SlurmStore as SlurmStore
 from procgroup.stores.etcd import EtcdStore as EtcdStore
 from procgroup.stores.file import FileStore as FileStore
 from procgroup.stores.hash import HashStore as HashStore

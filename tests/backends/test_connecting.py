@@ -24,8 +24,7 @@ from procgroup.backends.handshake import _HELLO, _MAGIC, _proof
 from procgroup.backends.peer_network import PeerNetwork, Route, hosts_of
 from procgroup.errors import DistNetworkError, Refused, StoreLost
 from procgroup.stores.hash import HashStore
-from procgroup.stores.members import Member
-from procgroup.stores.start_up import StartUp
+from procgroup.stores.start_up import Member, StartUp
 
 KEY = b"k" * 32
 LIMIT = 20.0

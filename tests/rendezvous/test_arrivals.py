@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from procgroup.rendezvous.arrivals import Arrivals
+from procgroup.rendezvous.announced_store import Arrivals
 
 
 @pytest.fixture

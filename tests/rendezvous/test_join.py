@@ -14,7 +14,7 @@ from procgroup.errors import RendezvousConflict, RendezvousError, RendezvousTime
 from procgroup.rendezvous import join as joining
 from procgroup.rendezvous.join import World, join
 from procgroup.stores.hash import HashStore
-from procgroup.stores.members import Member, read_members
+from procgroup.stores.start_up import Member, read_members
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

@@ -19,8 +19,7 @@ from procgroup.errors import (
     StoreTimeout,
 )
 from procgroup.stores import HashStore, Store
-from procgroup.stores.members import Member
-from procgroup.stores.start_up import StartUp
+from procgroup.stores.start_up import Member, StartUp
 
 
 def member(rank: int, size: int = 3, hosts_store: bool = False) -> Member:

@@ -144,7 +144,7 @@ def _leave(group: ProcessGroup, reason: ExitReason | None, flush: float) -> Base
     log.debug(f"left group {group.group_name}", group.members[group.rank()])
     store = _alive.pop(group, None)
     if store is not None:
-        hosting.let_go(store)
+        hosting.close_unless_hosted(store)
     return unraised
 
 

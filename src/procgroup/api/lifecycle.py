@@ -85,7 +85,7 @@ def init_process_group(
         slot.group = start.make(started)
     except BaseException:
         if own:
-            hosting.let_go(found)
+            hosting.close_unless_hosted(found)
         raise
     process_end.forget_failure()
     slot.was_used = True

@@ -54,7 +54,7 @@ def shrink_group(
     made = chosen.shrink(excluded, group_name=name, timeout=limit, renumber=is_default, move_store=move_store)
     store = exit_hooks.let_go(chosen)
     if moved and store is not None:
-        hosting.let_go(store)
+        hosting.close_unless_hosted(store)
         store = moved[-1]
     if is_default:
         exit_hooks.watch(made, store)

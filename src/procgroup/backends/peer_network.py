@@ -169,7 +169,7 @@ class PeerNetwork:
 
     def agree(self, stage: str, problem: str | None) -> str | None:
         """Publish the outcome of a stage; return the first problem of any rank, or None."""
-        with self.start_up.naming_ranks():
+        with self.start_up.mapped_store_errors():
             if problem is not None:
                 self.store.set(f"{stage}/failed", f"rank {self.rank}: {problem}")
             self.store.set(f"{stage}/verdict/{self.rank}", problem or "")
@@ -181,7 +181,7 @@ class PeerNetwork:
 
     def _exchange(self, stage: str, value: str) -> list[bytes]:
         """Publish a value, and return those of all ranks once every rank has published one."""
-        with self.start_up.naming_ranks():
+        with self.start_up.mapped_store_errors():
             self.store.set(f"{stage}/{self.rank}", value)
         return self.start_up.gather(stage)
 
@@ -215,7 +215,7 @@ class PeerNetwork:
         Raises PeerLost or PeerFailed when a rank is lost.
         """
         self.start_up.raise_if_lost()
-        with self.start_up.naming_ranks():
+        with self.start_up.mapped_store_errors():
             if self.store.check([f"{stage}/failed"]):
                 raise Refused(self.store.get(f"{stage}/failed").decode())
 

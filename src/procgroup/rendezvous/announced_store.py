@@ -7,11 +7,13 @@ user gave (PROCGROUP_JOB_KEY) is not announced. Rank 0 announces once in its lif
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import itertools
 import os
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup import environ, types
@@ -19,7 +21,6 @@ from procgroup.cluster import mpi, pmi, pmix, task_launcher
 from procgroup.cluster.task_launcher import Task
 from procgroup.errors import DistNetworkError, RendezvousError, RendezvousTimeout
 from procgroup.rendezvous import hosting
-from procgroup.rendezvous.arrivals import Arrivals
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
@@ -32,6 +33,7 @@ _ATTEMPT_SECONDS = 2.0
 _SHORTEST_ATTEMPT_SECONDS = 0.1
 _RESOLVE_SECONDS = 5.0
 _MAX_HOSTS = 4
+_BACKLOG = 128
 
 
 class _Announcement(NamedTuple):
@@ -48,6 +50,62 @@ class _Announcement(NamedTuple):
     def read(cls, text: str) -> _Announcement:
         port, job_key, *hosts = text.split(",")
         return cls(int(port), job_key, tuple(hosts))
+
+
+class Arrivals:
+    """The ranks of the launcher's ``job`` that have come, as ``rank`` of ``size`` sees them from now on.
+
+    Each waiting rank of a host listens on an abstract Unix socket: no file is left behind. A rank connects to the
+    sockets of the others when it comes, and to those that it lacks when its time has passed. Of two ranks the later one
+    so finds the earlier one, and the earlier one finds the later one while both wait. The end of a connection shows the
+    end of a process.
+    """
+
+    def __init__(self, job: str, rank: int, size: int) -> None:
+        self._job = hashlib.sha256(job.encode()).hexdigest()[:20]
+        self._others = [other for other in range(size) if other != rank]
+        self._found: dict[int, socket.socket] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with suppress(OSError):  # without it, the others take this rank for one that is missing
+            self._listener.bind(self._address(rank))
+            self._listener.listen(_BACKLOG)
+        self._look()
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have never come, or else those that have come and whose processes have ended."""
+        self._look()
+        never_came = [other for other in self._others if other not in self._found]
+        return never_came or [other for other, connection in self._found.items() if _has_ended(connection)]
+
+    def close(self) -> None:
+        """Show no more that this rank has come."""
+        for one in (self._listener, *self._found.values()):
+            one.close()
+
+    def _address(self, rank: int) -> bytes:
+        return f"\0procgroup-start-{self._job}-{rank}".encode()
+
+    def _look(self) -> None:
+        for other in self._others:
+            if other in self._found:
+                continue
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.setblocking(False)
+            try:
+                connection.connect(self._address(other))
+            except OSError:
+                connection.close()
+            else:
+                self._found[other] = connection
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 _known: dict[int, _Announcement] = {}

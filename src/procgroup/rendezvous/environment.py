@@ -79,17 +79,17 @@ def _task(*, is_placed: bool) -> Task | None:
 def _open_store(task: Task | None, rank: int, world_size: int, timeout: Timeout) -> Store:
     host, port = environ.MASTER_ADDR.get(), environ.MASTER_PORT.get()
     if task is not None and (not host or port is None):
-        return _launcher_s_store(task, host, port, rank, world_size, timeout)
+        return _store_of_tasks(task, host, port, rank, world_size, timeout)
     if not host or port is None:
         raise _missing(rank, world_size)
-    if environ.TORCHELASTIC_USE_AGENT_STORE.get() and not hosting.is_launcher_s(host, port):
+    if environ.TORCHELASTIC_USE_AGENT_STORE.get() and hosting.launcher_store_address(host, port) is None:
         from procgroup.rendezvous import agent_store
 
         return agent_store.open_store(host, port, rank=rank, world_size=world_size, timeout=timeout)
     return hosting.open_store(host, port, rank=rank, timeout=timeout)
 
 
-def _launcher_s_store(task: Task, host: str, port: int | None, rank: int, world_size: int, timeout: Timeout) -> Store:
+def _store_of_tasks(task: Task, host: str, port: int | None, rank: int, world_size: int, timeout: Timeout) -> Store:
     """Return the store of the launcher's tasks; MASTER_ADDR or MASTER_PORT, where one of them is set, wins."""
     from procgroup.rendezvous import launched
 

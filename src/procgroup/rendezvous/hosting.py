@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from procgroup import environ, types
 from procgroup.errors import DistError, DistNetworkError, RendezvousConflict
 from procgroup.process import log
-from procgroup.stores.members import Member, read_member
+from procgroup.stores.start_up import Member, read_member
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
@@ -57,23 +57,23 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
 
     limit = types.seconds(timeout)
     report_after = environ.PROCGROUP_WAIT_REPORT_SECONDS.get()
-    launcher_s = _launcher_s_store(host, port)
-    if launcher_s is not None:
-        host, port = launcher_s
+    launcher_store = launcher_store_address(host, port)
+    if launcher_store is not None:
+        host, port = launcher_store
         if environ.PROCGROUP_STORE_KEY.is_set():
             os.environ[environ.PROCGROUP_JOB_KEY.name] = environ.PROCGROUP_STORE_KEY.get()
     elif rank == 0:
         return host_store(host, port, limit)
-    host_name = "rank 0" if launcher_s is None else "the launcher"
+    host_name = "rank 0" if launcher_store is None else "the launcher"
     line = f"rank {rank} has not reached the store at {host}:{port}, which {host_name} hosts; it tries for {limit:g} s"
     try:
         with reporting(line, report_after):
             store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
     except DistNetworkError as error:
-        if launcher_s is None:
+        if launcher_store is None:
             error.args = (f"{error} Rank 0 hosts this store, and has not come or has ended. {LOOK_AT_RANK_0}",)
         raise
-    if launcher_s is None:
+    if launcher_store is None:
         note_rank_0_hosts(store)
     return store
 
@@ -130,7 +130,7 @@ def host_of(store: Store, seconds: float) -> Member | None:
     return Member(0, 0, getattr(store, "host", "?"), 0, "", True)
 
 
-def let_go(store: Store) -> None:
+def close_unless_hosted(store: Store) -> None:
     """Close a store that open_store or another rendezvous returned; one that this process hosts stays."""
     with _lock:
         is_hosted = any(store is hosted for hosted in _hosted.values())
@@ -188,13 +188,8 @@ def host_announced_store(host: str, limit: float) -> tuple[TCPStore, str]:
     return host_store(host, 0, limit), key if key in _made_keys else ""
 
 
-def is_launcher_s(host: str, port: int) -> bool:
-    """Return whether a launcher of procgroup hosts a store for the ranks that are to meet at this address."""
-    return _launcher_s_store(host, port) is not None
-
-
-def _launcher_s_store(host: str, port: int) -> tuple[str, int] | None:
-    """Return where the launcher hosts the store that this address stands for; None when it hosts none."""
+def launcher_store_address(host: str, port: int) -> tuple[str, int] | None:
+    """Return the address of the store that procgroup's launcher hosts for the ranks that meet here; else None."""
     store = environ.PROCGROUP_STORE.get()
     if not store or (environ.PROCGROUP_MASTER.get() or store) != f"{host}:{port}":
         return None

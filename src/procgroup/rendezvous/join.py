@@ -49,8 +49,7 @@ from procgroup.errors import (
 from procgroup.failure_text import name_ranks
 from procgroup.process import log, process_end
 from procgroup.rendezvous import hosting
-from procgroup.stores.members import Member, read_members
-from procgroup.stores.start_up import StartUp
+from procgroup.stores.start_up import Member, StartUp, read_members
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
@@ -125,12 +124,12 @@ class _Joining:
 
     def run(self) -> World:
         try:
-            with self.start_up.naming_ranks():
+            with self.start_up.mapped_store_errors():
                 self._claim()
                 self._agree_on_world_size()
                 self._bounded_store.append(self._key("members"), self.me.line())
                 if self._bounded_store.add(self._key("count"), 1) == self.me.size:
-                    self._complete()
+                    self._decide(_complete_verdict(self._members()))
                 return self._read(self._await_verdict())
         except BaseException as error:
             self._note_round_before(error)
@@ -178,9 +177,6 @@ class _Joining:
             text = f"world_size disagreement: rank {self.me.rank} says {self.me.size}, rank {rank} says {size}"
             self._read(self._decide({"kind": "conflict", "text": text}))
             raise RendezvousConflict(text)
-
-    def _complete(self) -> None:
-        self._decide(_complete_verdict(self._members()))
 
     def _decide(self, verdict: dict[str, Any], seconds: float | None = None) -> bytes:
         """Write the verdict unless there is one; return the one that counts. ``seconds``: at most, for each request."""

@@ -63,9 +63,9 @@ def check_agreement(task: Task) -> None:
         raise conflict(task, environ.WORLD_SIZE.name, world_size, task.launcher.world_size, task.world_size)
 
 
-def conflict(task: Task, name: str, value: int | None, launcher_s_name: str, number: int | None) -> RendezvousConflict:
+def conflict(task: Task, name: str, value: int | None, its_name: str, number: int | None) -> RendezvousConflict:
     """Return the error about a number that is not the launcher's."""
     return RendezvousConflict(
-        f"{name}={value} contradicts {launcher_s_name}={number}, which {task.launcher.name} set for this task. Unset "
+        f"{name}={value} contradicts {its_name}={number}, which {task.launcher.name} set for this task. Unset "
         "RANK and WORLD_SIZE to use the launcher's numbers; or pass rank= and world_size= to use others."
     )

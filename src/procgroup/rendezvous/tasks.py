@@ -1,6 +1,7 @@
 """slurm:// and mpi://: the rank, the world size and the place where the ranks meet are those of srun, or of mpiexec.
 
-No address is given. mpi:// reads the variables that mpiexec sets for its tasks; MPI itself is not used.
+No address is given. mpi:// reads the variables that mpiexec sets for its tasks; MPI itself is not used. SlurmStore and
+MPIStore are the stores that these tasks share.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from urllib.parse import urlsplit
 
 from procgroup.errors import RendezvousError
 from procgroup.rendezvous import urls
+from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
-from procgroup.types import DEFAULT_TIMEOUT, Timeout
+from procgroup.types import DEFAULT_STORE_TIMEOUT, DEFAULT_TIMEOUT, Timeout
 
 if TYPE_CHECKING:
     from procgroup.cluster.task_launcher import Task, TaskLauncher
@@ -43,9 +45,16 @@ def mpi_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> It
 def _meet(url: str, launchers: tuple[TaskLauncher, ...], timeout: Timeout) -> tuple[Store, int, int]:
     from procgroup.rendezvous import launched
 
-    scheme = _scheme(url)
+    parts = urlsplit(url)
+    scheme = parts.scheme
+    if parts.netloc or parts.path.strip("/"):
+        raise ValueError(f"{scheme}:// finds the address itself, got {url!r}. Write {scheme}://, or tcp://host:port.")
     task, rank, world_size = _placed(scheme, launchers)
-    _check_query(url, task)
+    query_rank, query_size = urls.from_query(url)
+    if query_rank not in (None, rank):
+        raise launched.conflict(task, "rank", query_rank, task.launcher.rank, rank)
+    if query_size not in (None, world_size):
+        raise launched.conflict(task, "world_size", query_size, task.launcher.world_size, world_size)
     launched.check_agreement(task)
     urls.check(rank, world_size)
     if world_size == 1:
@@ -59,15 +68,6 @@ def _meet(url: str, launchers: tuple[TaskLauncher, ...], timeout: Timeout) -> tu
             "Use env:// and set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, on every rank."
         )
     return store, rank, world_size
-
-
-def _scheme(url: str) -> str:
-    """Return the URL's scheme. Raises ValueError for one with an address."""
-    parts = urlsplit(url)
-    if parts.netloc or parts.path.strip("/"):
-        scheme = parts.scheme
-        raise ValueError(f"{scheme}:// finds the address itself, got {url!r}. Write {scheme}://, or tcp://host:port.")
-    return parts.scheme
 
 
 def _placed(scheme: str, launchers: tuple[TaskLauncher, ...]) -> tuple[Task, int, int]:
@@ -84,12 +84,32 @@ def _placed(scheme: str, launchers: tuple[TaskLauncher, ...]) -> tuple[Task, int
     )
 
 
-def _check_query(url: str, task: Task) -> None:
-    """Raise RendezvousConflict where the rank or the world size that was passed is not the launcher's."""
-    from procgroup.rendezvous.launched import conflict
+class _LauncherStore(PrefixStore):
+    def __init__(self, found: Iterator[tuple[Store, int, int]], prefix: str, timeout: Timeout) -> None:
+        store, rank, world_size = next(found)
+        self.rank: int = rank
+        self.world_size: int = world_size
+        super().__init__(prefix, store)
+        self.set_timeout(timeout)
 
-    rank, world_size = urls.from_query(url)
-    if rank not in (None, task.rank):
-        raise conflict(task, "rank", rank, task.launcher.rank, task.rank)
-    if world_size not in (None, task.world_size):
-        raise conflict(task, "world_size", world_size, task.launcher.world_size, task.world_size)
+
+class SlurmStore(_LauncherStore):
+    """A store that the tasks of one srun share; rank 0 hosts it. The tasks also are the ranks of slurm://.
+
+    ``rank`` and ``world_size`` are srun's numbers. ``timeout``, a timedelta or seconds, limits the start and is that of
+    the waiting methods. Raises RendezvousError when this process is no task of srun.
+    """
+
+    def __init__(self, timeout: Timeout = DEFAULT_STORE_TIMEOUT) -> None:
+        super().__init__(slurm_rendezvous("slurm://", timeout), "slurm_store", timeout)
+
+
+class MPIStore(_LauncherStore):
+    """A store that the tasks of one mpiexec share; rank 0 hosts it. The tasks also are the ranks of mpi://.
+
+    ``rank`` and ``world_size`` are mpiexec's numbers. ``timeout``, a timedelta or seconds, limits the start and is that
+    of the waiting methods. Raises RendezvousError when this process is no task of mpiexec.
+    """
+
+    def __init__(self, timeout: Timeout = DEFAULT_STORE_TIMEOUT) -> None:
+        super().__init__(mpi_rendezvous("mpi://", timeout), "mpi_store", timeout)

@@ -48,7 +48,13 @@ def file_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> I
 def from_query(url: str) -> tuple[int | None, int | None]:
     """Return (rank, world size) of a URL's query; None where it says nothing. Raises ValueError for no number."""
     query = dict(parse_qsl(urlsplit(url).query))
-    return _number(url, query, "rank"), _number(url, query, "world_size")
+    numbers: list[int | None] = []
+    for name in ("rank", "world_size"):
+        try:
+            numbers.append(int(query[name]) if name in query else None)
+        except ValueError:
+            raise ValueError(f"expected {name} in {url!r} to be an integer, got {query[name]!r}") from None
+    return numbers[0], numbers[1]
 
 
 def required(url: str) -> tuple[int, int]:
@@ -74,12 +80,3 @@ def check(rank: int, world_size: int) -> None:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be between 0 and {world_size - 1} in a world of {world_size}, got {rank}")
-
-
-def _number(url: str, query: dict[str, str], name: str) -> int | None:
-    if name not in query:
-        return None
-    try:
-        return int(query[name])
-    except ValueError:
-        raise ValueError(f"expected {name} in {url!r} to be an integer, got {query[name]!r}") from None

@@ -17,9 +17,8 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from copy import copy
 from datetime import timedelta
-from typing import NamedTuple, Protocol, Self, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from procgroup.errors import DistError, QueueEmptyError, StoreLimitError, StoreLost, StoreTimeout
 from procgroup.stores.store import (
@@ -230,11 +229,6 @@ class DatabaseStore(Store):
             with suppress(DistError):
                 self._leave_barrier(key, round_, caller)
             raise
-
-    def with_timeout(self, timeout: Timeout) -> Self:
-        view = copy(self)
-        view.set_timeout(timeout)
-        return view
 
     def _checked(self, value: str | bytes) -> bytes:
         data = checked_value(value)

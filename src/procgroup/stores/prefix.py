@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from copy import copy
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from procgroup.stores.store import OnDisconnect, Store, checked_key
 from procgroup.types import Timeout
@@ -23,9 +24,8 @@ class PrefixStore(Store):
         if not isinstance(store, Store):
             raise TypeError(f"expected store to be a procgroup Store, got {type(store).__name__}")
         self._prefix = checked_key(prefix) + "/"
-        self._store = store
         self._seconds = store._seconds
-        self._requests = cast("_native.StoreRequests", _PrefixedRequests(store, self._prefix))
+        self._use(store)
 
     @property
     def underlying_store(self) -> Store:
@@ -52,19 +52,29 @@ class PrefixStore(Store):
     def name_users(self, users: Mapping[int, str]) -> None:
         self._store.name_users(users)
 
-    def with_timeout(self, timeout: Timeout) -> PrefixStore:
-        return PrefixStore(self.prefix, self._store.with_timeout(timeout))
+    def with_timeout(self, timeout: Timeout) -> Self:
+        view = super().with_timeout(timeout)
+        view._use(self._store.with_timeout(timeout))
+        return view
 
-    def clone(self) -> PrefixStore:
-        clone = PrefixStore(self.prefix, self._store.clone())
-        clone._seconds = self._seconds
+    def clone(self) -> Self:
+        clone = copy(self)
+        clone._use(self._store.clone())
         return clone
+
+    def _use(self, store: Store) -> None:
+        self._store = store
+        self._requests = cast("_native.StoreRequests", _PrefixedRequests(store, self._prefix))
+
+
+_PARAMETERS = {name: list(method.__annotations__) for name, method in vars(Store).items() if callable(method)}
+"""The names of the parameters of Store's methods, by the method's name."""
 
 
 class _PrefixedRequests:
     """The requests of another store, with a prefix before each of their keys.
 
-    The parameters of Store's methods show which arguments are keys, and which requests wait.
+    The names of a method's parameters show which of its arguments are keys, and whether it waits.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -72,7 +82,7 @@ class _PrefixedRequests:
         self._prefix = prefix
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        parameters = list(getattr(Store, name).__annotations__)
+        parameters = _PARAMETERS[name]
 
         def request(*arguments: Any) -> Any:
             *given, seconds = map(self._prefixed, parameters, arguments)

@@ -18,8 +18,7 @@ from procgroup.stores.database import (
     checked_prefix,
     checked_time_to_live,
 )
-from procgroup.stores.redis_scripts import BARRIER_CHANNEL, KEY_CHANNEL
-from procgroup.stores.redis_server import RedisServer, Subscription
+from procgroup.stores.redis_server import BARRIER_CHANNEL, KEY_CHANNEL, RedisServer, Subscription
 from procgroup.stores.store import checked_key, not_a_number, other_world_size, sum_too_large
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout
 

@@ -19,7 +19,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from procgroup.errors import (
     CollectiveTimeout,
@@ -33,7 +33,6 @@ from procgroup.errors import (
     StoreTimeout,
 )
 from procgroup.process import process_end
-from procgroup.stores.members import Member, read_member
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
 
@@ -51,6 +50,51 @@ _LATE_REQUEST_SECONDS = 0.1
 _REPORT_SECONDS = 0.5
 _MAX_REASON = 2000
 _MAX_SHOWN = 8
+_MAX_HOST = 256
+
+
+class Member(NamedTuple):
+    """One rank that joined: its rank, the world size that it was given, its host and process, and a random nonce.
+
+    ``hosts_store`` is whether the store ends with its process, ``goes_on`` whether its process was in the job's group
+    before, and has what was computed there.
+    """
+
+    rank: int
+    size: int
+    host: str
+    pid: int
+    nonce: str
+    hosts_store: bool = False
+    goes_on: bool = False
+
+    def line(self) -> str:
+        return json.dumps(self._asdict()) + "\n"
+
+    def process(self) -> str:
+        return f"{self.host} pid {self.pid}"
+
+
+def read_members(text: str) -> list[Member]:
+    """Parse members' lines. Other lines are left out: other programs may have written to the key."""
+    return [member for line in text.splitlines() if (member := read_member(line)) is not None]
+
+
+def read_member(line: str) -> Member | None:
+    """Parse one member's line; return None for another line."""
+    try:
+        fields = json.loads(line)
+        return Member(
+            int(fields["rank"]),
+            int(fields["size"]),
+            str(fields["host"])[:_MAX_HOST],
+            int(fields["pid"]),
+            str(fields["nonce"]),
+            bool(fields.get("hosts_store", False)),
+            bool(fields.get("goes_on", False)),
+        )
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
+        return None
 
 
 class StartUp:
@@ -93,7 +137,7 @@ class StartUp:
         self.leave()
         self._prefix = prefix
         store = self._whole_store.with_timeout(self.answer_seconds())
-        with self.naming_ranks():
+        with self.mapped_store_errors():
             try:
                 self._on_disconnect = store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))
             except DistNetworkError:
@@ -155,11 +199,12 @@ class StartUp:
         Raises PeerLost, PeerFailed, and CollectiveTimeout, which names the ranks whose keys are missing.
         """
         keys = [f"{stage}/{rank}" for rank in range(self.me.size)]
-        with self.naming_ranks():
+        with self.mapped_store_errors():
             try:
                 found = self.store.get_unless(keys, _LOST, max(self.left(), _GRACE_SECONDS))
             except StoreTimeout:
-                missing = self._missing(keys)
+                store = self.store.with_timeout(self.answer_seconds())
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
                 if missing:
                     raise self._timeout(missing) from None
                 found = self.store.multi_get(keys, self.answer_seconds())
@@ -169,12 +214,12 @@ class StartUp:
 
     def raise_if_lost(self) -> None:
         """Raise PeerLost or PeerFailed when a rank is known to be lost."""
-        with self.naming_ranks():
+        with self.mapped_store_errors():
             if self.store.check([_LOST]):
                 raise self._error_of(self.store.get(_LOST))
 
     @contextmanager
-    def naming_ranks(self) -> Iterator[None]:
+    def mapped_store_errors(self) -> Iterator[None]:
         """Map errors of a store that has ended or is silent to errors that name the rank whose process hosts it."""
         try:
             yield
@@ -185,10 +230,6 @@ class StartUp:
             raise self._peer_lost(self._host, "which hosts the store") from error
         except StoreTimeout as error:
             raise self._silence() from error
-
-    def _missing(self, keys: Sequence[str]) -> list[int]:
-        store = self.store.with_timeout(self.answer_seconds())
-        return [rank for rank, key in enumerate(keys) if not store.check([key])]
 
     def _silence(self) -> DistError:
         """Return the error for a store that does not answer although its connections have not ended."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -137,9 +138,11 @@ class Store(ABC):
         """Name the users of the store, by process id, for the message of a host process that waits for them."""
         return
 
-    def with_timeout(self, timeout: Timeout) -> Store:
+    def with_timeout(self, timeout: Timeout) -> Self:
         """Return a view of this store with another timeout, on the same connections; it need not be closed."""
-        return self
+        view = copy(self)
+        view.set_timeout(timeout)
+        return view
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set the values of several keys in one request. Raises DistStoreError when the lengths differ."""

@@ -78,7 +78,9 @@ class StoreServer:
         listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
         self.port: int
         address, self.port = listener.getsockname()[:2]
-        self.addresses: list[str] = _addresses_here(address)
+        # Where this process can connect to the server: for a wildcard, the loopback's addresses.
+        wildcards = {"::": ["127.0.0.1", "::1"], "0.0.0.0": ["127.0.0.1"]}
+        self.addresses: list[str] = wildcards.get(address, [address])
         try:
             name = _job() if job is None else job
             self._native = _native.StoreServer(listener.detach(), name, key, answers_torch)
@@ -94,7 +96,11 @@ class StoreServer:
         # Whether other hosts can connect without a secret.
         self.is_open_to_anybody: bool = not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
         if warns_keyless and self.is_open_to_anybody:
-            _say_keyless(self.port)
+            log.warning(
+                f"the store on port {self.port} listens beyond this host without a job key, so whoever can connect can "
+                "read and change it. `procgroup run` sets a key; or set PROCGROUP_JOB_KEY to one secret (hex) "
+                "everywhere."
+            )
 
     @property
     def running(self) -> bool:
@@ -239,7 +245,13 @@ class TCPStore(Store):
         flags = _JOINS | (_HOST if self._hosting else 0)
         self._requests = self._connect(flags)
         if is_master and wait_for_workers and world_size is not None and world_size > 0:
-            self._wait_for_workers(world_size)
+            joined = self._requests.wait_for_workers(world_size, self._seconds)
+            if joined < world_size:
+                self.close()
+                raise DistStoreError(
+                    f"Timed out after {self._seconds:g} seconds waiting for clients. "
+                    f"{joined}/{world_size} clients joined."
+                )
 
     @property
     def host(self) -> str:
@@ -293,14 +305,6 @@ class TCPStore(Store):
             addresses, self._host, self._port, _job(), _key_bytes(None), flags, self._seconds, spent
         )
 
-    def _wait_for_workers(self, world_size: int) -> None:
-        joined = self._requests.wait_for_workers(world_size, self._seconds)
-        if joined < world_size:
-            self.close()
-            raise DistStoreError(
-                f"Timed out after {self._seconds:g} seconds waiting for clients. {joined}/{world_size} clients joined."
-            )
-
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect:
         # A separate connection: a connection that carries requests is dropped when the server does not reply in time.
         client = self._connect_again()
@@ -313,11 +317,6 @@ class TCPStore(Store):
     def name_users(self, users: Mapping[int, str]) -> None:
         if self._hosting is not None:
             self._hosting.server.name_users(users)
-
-    def with_timeout(self, timeout: Timeout) -> TCPStore:
-        view = copy(self)
-        view.set_timeout(timeout)
-        return view
 
     def clone(self) -> TCPStore:
         clone = copy(self)
@@ -363,11 +362,6 @@ def _take_over(listen_fd: int) -> socket.socket:
     return listener
 
 
-def _addresses_here(bound: str) -> list[str]:
-    """Return the addresses at which this process can connect to its own server: for a wildcard, the loopback's."""
-    return {"::": ["127.0.0.1", "::1"], "0.0.0.0": ["127.0.0.1"]}.get(bound, [bound])
-
-
 def _job() -> str:
     return environ.TORCHELASTIC_RUN_ID.get() or environ.PROCGROUP_JOB.get()
 
@@ -380,13 +374,6 @@ def _key_bytes(job_key: bytes | str | None) -> bytes:
         return bytes.fromhex(text)
     except ValueError:
         raise ValueError("expected the job key (PROCGROUP_JOB_KEY) to be hex digits, two for each byte") from None
-
-
-def _say_keyless(port: int) -> None:
-    log.warning(
-        f"the store on port {port} listens beyond this host without a job key, so whoever can connect can "
-        "read and change it. `procgroup run` sets a key; or set PROCGROUP_JOB_KEY to one secret (hex) everywhere."
-    )
 
 
 def _check_port(port: int) -> None:

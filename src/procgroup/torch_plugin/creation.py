@@ -84,7 +84,7 @@ def make(
             config=config,
         )
     finally:
-        hosting.let_go(met)
+        hosting.close_unless_hosted(met)
     if rank == 0:
         _last_store[:] = [store]
     return group
