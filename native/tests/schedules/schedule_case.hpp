@@ -8,6 +8,8 @@
 #include "schedules/block_schedules.hpp"
 #include "schedules/hierarchical_schedules.hpp"
 #include "schedules/message_schedules.hpp"
+#include "schedules/single_copy_schedules.hpp"
+#include "schedules/slot_schedules.hpp"
 #include "tests/schedules/schedule_simulation.hpp"
 
 namespace procgroup {
@@ -18,7 +20,11 @@ using testing::Simulation;
 inline constexpr size_t kElement = sizeof(uint32_t);
 inline constexpr uint32_t kUntouched = 0x5a5a5a5a;
 
-enum class By { kMessages, kHosts, kBlocks };
+inline constexpr uint32_t kReused = 0xdeadbeef;
+
+// Which schedule: by messages alone, by hosts, of blocks through slots, by reading in place; and those of whole arrays
+// through slots.
+enum class By { kMessages, kHosts, kBlocks, kReading, kWhole, kScattered, kExchanged };
 
 // With `in_order` the order of a reduction matters: by messages alone it is that of the ranks.
 inline uint32_t in_order(uint32_t left, uint32_t right) { return left * 31 + right; }
@@ -37,6 +43,7 @@ struct Case {
   unsigned seed = 0;
   size_t widening = 1;
   size_t slot_bytes = 256;
+  bool in_place = false;
 
   int size() const { return static_cast<int>(hosts.size()); }
   bool has_inputs() const { return has_input_blocks(op); }
@@ -50,7 +57,8 @@ struct Case {
   }
   bool gives(int rank) const { return op != OpKind::kScatter || rank == root; }
   bool takes(int rank) const {
-    return op == OpKind::kBroadcast || procgroup::takes(op, rank, root);  // the root of a broadcast copies to itself
+    const bool copies_to_itself = op == OpKind::kBroadcast && (by == By::kMessages || by == By::kHosts);
+    return copies_to_itself || procgroup::takes(op, rank, root);
   }
 };
 
@@ -85,13 +93,19 @@ inline void make_schedule(const Case& one, const BlockTable& table, int rank, Si
                                 .earlier_chunks = one.seed % 5,
                                 .widening = one.widening,
                                 .topology = world[rank].topology};
-  (one.by == By::kHosts      ? schedule_hierarchical
-   : one.by == By::kMessages ? schedule_messages
-                             : schedule_blocks)(request, world[rank].schedule);
+  constexpr void (*kMakers[])(const ScheduleRequest&, Schedule&) = {schedule_messages,
+                                                                    schedule_hierarchical,
+                                                                    schedule_blocks,
+                                                                    schedule_reading,
+                                                                    schedule_slots,
+                                                                    schedule_all_reduce_scattered,
+                                                                    schedule_all_reduce_exchanged};
+  kMakers[static_cast<size_t>(one.by)](request, world[rank].schedule);
 }
 
 inline void check_outputs(const Case& one, Simulation& world, int rank) {
   const std::vector<Elements>& outputs = world[rank].outputs;
+  if (one.in_place && !one.takes(rank)) CHECK_EQUAL(outputs[0], block(one, rank, 0));
   const bool reduces_all = reduces(one.op) && one.op != OpKind::kReduceScatter;
   for (size_t index = 0; one.takes(rank) && index < outputs.size(); ++index) {
     const int from = one.has_outputs() ? static_cast<int>(index) : std::max(one.root, 0);
@@ -106,13 +120,14 @@ inline void check_outputs(const Case& one, Simulation& world, int rank) {
 inline void play(const Case& one) {
   std::string hosts;
   for (const int host : one.hosts) hosts.append(" ").append(std::to_string(host));
+  constexpr const char* kNames[] = {"messages", "hosts", "blocks", "reading", "whole", "scattered", "exchanged"};
   CASE("%s by %s, hosts%s, %zu elements, root %d, seed %u, widening %zu", op_name(one.op),
-       one.by == By::kHosts      ? "schedule_hierarchical"
-       : one.by == By::kMessages ? "schedule_messages"
-                                 : "schedule_blocks",
-       hosts.c_str(), one.count, one.root, one.seed, one.widening);
+       kNames[static_cast<size_t>(one.by)], hosts.c_str(), one.count, one.root, one.seed, one.widening);
   Simulation world(one.size(), one.slot_bytes, one.hosts);
-  if (one.by == By::kMessages) world.combine = in_order;
+  if (one.by == By::kMessages || one.by >= By::kWhole) world.combine = in_order;
+  world.in_place = one.in_place;
+  world.input_blocks = one.by == By::kReading && one.has_inputs();
+  std::vector<std::vector<Elements>> results(one.hosts.size());
   BlockTable table;
   table.reset(one.size(), 0);
   for (int from = 0; from < one.size(); ++from)
@@ -124,9 +139,19 @@ inline void play(const Case& one) {
     }
     for (int from = 0; from < (one.has_outputs() ? one.size() : 1); ++from)
       world[rank].outputs.emplace_back(one.takes(rank) ? one.moved(from, rank) : 0, kUntouched);
+    if (one.in_place) world[rank].outputs = world[rank].inputs;
     make_schedule(one, table, rank, world);
+    if (one.by == By::kReading)  // a rank's user takes its results and reuses its arrays as soon as its schedule ends
+      world[rank].when_done = [&taken = results[static_cast<size_t>(rank)]](testing::SimulatedRank& mine) {
+        if (taken.empty()) taken = mine.outputs;
+        for (std::vector<Elements>* arrays : {&mine.inputs, &mine.outputs})
+          for (Elements& array : *arrays) array.assign(array.size(), kReused);
+      };
   }
   world.run(one.seed);
+  for (int rank = 0; rank < one.size(); ++rank)
+    if (const std::vector<Elements>& taken = results[static_cast<size_t>(rank)]; !taken.empty())
+      world[rank].outputs = taken;
   for (int rank = 0; rank < one.size(); ++rank) check_outputs(one, world, rank);
 }
 
