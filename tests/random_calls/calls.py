@@ -1,17 +1,14 @@
-"""Random calls on arrays of any layout, and a rank that makes a sequence of them.
-
-Hypothesis chooses short sequences; a seed gives a long one.
-"""
+"""Random calls on arrays of any layout, and a rank that makes sequences of them. All follow from a seed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from collectives.contract_cases import SUPPORTED
 from collectives.playing import Report, report
-from hypothesis import strategies as st
 from operation_table import EVERY_RANK, OPERATIONS
 from seeded_cases import Case, CasePart, naming
 
@@ -27,37 +24,40 @@ class Call(Case):
     """For each rank in turn: -1 for a blocking call, else how many calls later an asynchronous one is waited for."""
 
 
-@st.composite
-def calls(draw: st.DrawFn, size: int) -> Call:
-    """One call; it shrinks towards an all_reduce of no elements."""
-    operation = draw(st.sampled_from(EVERY_RANK))
-    row = OPERATIONS[operation]
-    dtype = draw(st.sampled_from(["int64", *DTYPES]))
-    ops = [op for op in OPS if is_defined(op, dtype)]
-    if row.reduces and not ops:
-        dtype, ops = "float32", ["SUM"]
-    return Call(
-        operation,
-        dtype,
-        draw(st.one_of(st.integers(0, 9), st.integers(0, 70), st.sampled_from([257, 4099, 20_011]))),
-        draw(st.sampled_from(ops)) if row.reduces else "SUM",
-        draw(st.integers(0, size - 1)) if row.root else 0,
-        lengths=tuple(draw(st.lists(st.integers(0, 20), max_size=size * size))) if row.is_uneven else (),
-        layouts=tuple(draw(st.lists(st.sampled_from([*LAYOUTS, FROZEN]), min_size=1, max_size=4))),
-        shares_own_block=draw(st.booleans()),
-        seed=draw(st.integers(0, 5)),
-        waits=tuple(draw(st.lists(st.integers(-1, 3), min_size=1, max_size=size))),
-    )
-
-
-def sequences(size: int) -> st.SearchStrategy[list[Call]]:
-    return st.lists(calls(size), min_size=1, max_size=6)
+def short_sequence(seed: int, size: int) -> list[Call]:
+    """Return one to six calls, of any dtype, with any layouts, and with blocks that differ in size."""
+    random = np.random.default_rng([seed, size])
+    return [_any_call(random, size) for _ in range(random.integers(1, 7))]
 
 
 def long_sequence(seed: int, size: int, length: int) -> list[Call]:
     """Return calls of which most are small, and up to five are outstanding at once."""
     random = np.random.default_rng(seed)
     return [_random_call(random, size) for _ in range(length)]
+
+
+def _any_call(random: np.random.Generator, size: int) -> Call:
+    def some(choices: Sequence[Any], most: int) -> tuple[Any, ...]:
+        return tuple(choices[random.integers(len(choices))] for _ in range(random.integers(most + 1)))
+
+    operation = EVERY_RANK[random.integers(len(EVERY_RANK))]
+    row = OPERATIONS[operation]
+    dtype = DTYPES[random.integers(len(DTYPES))]
+    ops = [op for op in OPS if is_defined(op, dtype)]
+    if row.reduces and not ops:
+        dtype, ops = "float32", ["SUM"]
+    return Call(
+        operation,
+        dtype,
+        int(random.choice([random.integers(10), random.integers(71), random.choice([257, 4099, 20_011])])),
+        ops[random.integers(len(ops))] if row.reduces else "SUM",
+        int(random.integers(size)) if row.root else 0,
+        lengths=some(range(21), size * size) if row.is_uneven else (),
+        layouts=some([*LAYOUTS, FROZEN], 4) or ("flat",),
+        shares_own_block=bool(random.integers(2)),
+        seed=int(random.integers(6)),
+        waits=some(range(-1, 4), size) or (-1,),
+    )
 
 
 def _random_call(random: np.random.Generator, size: int) -> Call:
@@ -98,8 +98,3 @@ def play_sequence(dist: Any, rank: int, size: int, sequence: list[Call]) -> list
 def _wait(part: CasePart) -> None:
     with naming(part.case):
         part.wait()
-
-
-def play_seed(dist: Any, rank: int, size: int, task: tuple[int, int]) -> list[Report]:
-    """Play the long sequence of a seed and a length."""
-    return play_sequence(dist, rank, size, long_sequence(task[0], size, task[1]))

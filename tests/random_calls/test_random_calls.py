@@ -7,22 +7,21 @@ from itertools import product
 
 import pytest
 from collectives.contract_cases import TRANSPORTS
-from collectives.playing import all_right
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from random_calls.calls import long_sequence, play_seed, play_sequence, sequences
-from random_calls.standing_world import StandingWorld
+from collectives.playing import Report, all_right
+from random_calls.calls import Call, long_sequence, play_sequence, short_sequence
 from seeded_cases import FIRST_SEED, naming
 
+import procgroup as dist
 import two_hosts
 from tiers import AT_LENGTH, SAMPLED
+from world import run
 
-EXAMPLES = 10 if SAMPLED else 500
-"""Of each world; there are ten worlds in a full run, and six in a sample."""
+SEEDS = range(FIRST_SEED, FIRST_SEED + (20 if SAMPLED else 500))
+"""Of the short sequences in each world; there are fifteen worlds in a full run, and nine in a sample."""
 
-SEEDS = 1 if SAMPLED else 20
+LONG_SEEDS = range(FIRST_SEED, FIRST_SEED + (1 if SAMPLED else 20))
 LENGTH = 2000 if AT_LENGTH else 500
-"""The number of calls of each seed."""
+"""The number of calls of each of these."""
 
 WORLDS = [
     (2, "shm"),
@@ -38,45 +37,49 @@ WORLDS = [
 if not SAMPLED:
     WORLDS = list(product([1, 2, 3, 4, 7], ["shm", "tcp", "spanning"]))
 
-pytestmark = pytest.mark.timeout(120 if SAMPLED else 3600)
+SECONDS = 100 if SAMPLED else 3500
+pytestmark = pytest.mark.timeout(SECONDS + 20)
 
 
 @pytest.mark.parametrize(("size", "transport"), WORLDS)
 def test_random_sequences_equal_numpys(size: int, transport: str) -> None:
-    play_random_sequences(size, transport)
+    check({seed: short_sequence(seed, size) for seed in SEEDS}, size, transport)
 
 
 @pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
 @pytest.mark.parametrize("layout", [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1, 1), (0, 1, 0, 1)])
 def test_random_sequences_between_two_hosts_equal_numpys(layout: tuple[int, ...]) -> None:
+    size = len(layout)
     with two_hosts.joined() as hosts:
-        play_random_sequences(len(layout), "auto", two_hosts.environments(hosts, layout))
+        environments = two_hosts.environments(hosts, layout)
+        check({seed: short_sequence(seed, size) for seed in SEEDS}, size, "auto", environments)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_long_sequence_on_four_ranks_equals_numpys(transport: str) -> None:
-    with StandingWorld(play_seed, 4, transport) as world:
-        for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-            with naming(f"seed {seed}, which PROCGROUP_TEST_SEED={seed} plays first"):
-                all_right(long_sequence(seed, 4, LENGTH), world.play((seed, LENGTH)))
+    check({seed: long_sequence(seed, 4, LENGTH) for seed in LONG_SEEDS}, 4, transport)
 
 
-def play_random_sequences(size: int, transport: str, environments: Sequence[Mapping[str, str]] | None = None) -> None:
-    with StandingWorld(play_sequence, size, transport, environments) as world:
+def check(
+    sequences: dict[int, list[Call]], size: int, transport: str, environments: Sequence[Mapping[str, str]] | None = None
+) -> None:
+    """Play the sequences of these seeds in one world."""
+    environment = {"PROCGROUP_TRANSPORT": transport}
+    where = {"environment": environment, "environments": environments, "timeout": SECONDS}
+    ranks: list[dict[int, list[Report]]] = run(play_all, size, args=(sequences,), **where)
+    for seed, sequence in sequences.items():
+        with naming(_name(seed)):
+            all_right(sequence, [reports[seed] for reports in ranks])
 
-        @settings(
-            max_examples=EXAMPLES,
-            derandomize=SAMPLED,
-            database=None,
-            deadline=None,  # how long an example takes says how busy the machine is
-            print_blob=True,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-            # To shrink takes a fresh world for each failure: too long for the time that a sample has.
-            phases=[Phase.generate] if SAMPLED else [Phase.generate, Phase.shrink],
-        )
-        @given(st.data())
-        def check(data: st.DataObject) -> None:
-            sequence = data.draw(sequences(size))
-            all_right(sequence, world.play(sequence))
 
-        check()
+def play_all(rank: int, size: int, sequences: dict[int, list[Call]]) -> dict[int, list[Report]]:
+    dist.init_process_group(timeout=60)
+    reports = {}
+    for seed, sequence in sequences.items():
+        with naming(_name(seed)):
+            reports[seed] = play_sequence(dist, rank, size, sequence)
+    return reports
+
+
+def _name(seed: int) -> str:
+    return f"seed {seed}, which PROCGROUP_TEST_SEED={seed} plays first"
