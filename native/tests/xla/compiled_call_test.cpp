@@ -18,37 +18,6 @@ namespace {
 
 constexpr int kSize = 3;
 
-int32_t element(int rank, size_t index) { return 1000 * (rank + 1) + static_cast<int32_t>(index); }
-
-std::vector<int32_t> elements(int rank, size_t count) {
-  std::vector<int32_t> found(count);
-  for (size_t index = 0; index < count; ++index) found[index] = element(rank, index);
-  return found;
-}
-
-// What `rank` gets for element `index` of an array of `count` elements in each row.
-int32_t expected(OpKind op, int rank, size_t index, size_t count) {
-  const int row = static_cast<int>(index / std::max<size_t>(count, 1));
-  const size_t within = count == 0 ? 0 : index % count;
-  const auto sum_at = [](size_t at) { return element(0, at) + element(1, at) + element(2, at); };
-  switch (op) {
-    case OpKind::kAllReduce:
-      return sum_at(index);
-    case OpKind::kReduce:
-      return rank == 1 ? sum_at(index) : 0;
-    case OpKind::kBroadcast:
-      return element(1, index);
-    case OpKind::kAllGather:
-      return element(row, within);
-    case OpKind::kReduceScatter:
-      return sum_at(static_cast<size_t>(rank) * count + index);
-    case OpKind::kAllToAll:
-      return element(row, static_cast<size_t>(rank) * count + within);
-    default:  // kSend: to the next rank
-      return element((rank + kSize - 1) % kSize, index);
-  }
-}
-
 void test_each_operation(size_t first, size_t second) {
   std::vector<Rank> world = make_world(kSize);
   for (const OpKind op : {OpKind::kAllReduce, OpKind::kReduce, OpKind::kBroadcast, OpKind::kAllGather,
@@ -72,7 +41,7 @@ void test_each_operation(size_t first, size_t second) {
       FakeBuffers arguments;
       FakeBuffers made;
       for (size_t which = 0; which < 2; ++which) {
-        given[which] = elements(rank, given_rows * counts[which]);
+        given[which] = elements<int32_t>(rank, given_rows * counts[which]);
         results[which].assign(result_rows * counts[which], -1);
         const auto count = static_cast<int64_t>(counts[which]);
         arguments.add(xla::DataType::kInt32, given[which], {static_cast<int64_t>(given_rows), count});
@@ -85,9 +54,8 @@ void test_each_operation(size_t first, size_t second) {
       NoRuntime language;
       call.run(group, arguments.arrays(), made.arrays(), 20, language);
       for (size_t which = 0; which < 2; ++which) {
-        CHECK(given[which] == elements(rank, given_rows * counts[which]));
-        for (size_t index = 0; index < results[which].size(); ++index)
-          CHECK_EQUAL(results[which][index], expected(op, rank, index, counts[which]));
+        CHECK(given[which] == elements<int32_t>(rank, given_rows * counts[which]));
+        CHECK_EQUAL(results[which], expected<int32_t>(op, rank, kSize, counts[which]));
       }
       const bool adds = op == OpKind::kAllReduce || op == OpKind::kReduceScatter;
       const int sum = adds ? kSize : op != OpKind::kReduce ? 1 : rank == 1 ? kSize : 0;
@@ -109,10 +77,10 @@ void test_a_message_outlives_a_failed_exchange() {
       while (!has_failed) std::this_thread::yield();
       std::vector<int32_t> got(kLarge);
       group.run_message({OpKind::kRecv, got.data(), kLarge, Dtype::kInt32, 0, 5}, 20, language);
-      CHECK(got == elements(0, kLarge));
+      CHECK(got == elements<int32_t>(0, kLarge));
       return;
     }
-    auto given = std::make_unique<std::vector<int32_t>>(elements(0, kLarge));
+    auto given = std::make_unique<std::vector<int32_t>>(elements<int32_t>(0, kLarge));
     std::vector<int32_t> result(kLarge);
     FakeBuffers arguments;
     FakeBuffers made;

@@ -1,4 +1,4 @@
-// Buffers as XLA gives them.
+// Buffers as XLA gives them, and the elements of the tests' calls.
 #pragma once
 
 #include <memory>
@@ -36,5 +36,59 @@ class FakeBuffers {
   std::vector<xla::Buffer*> pointers_;
   std::vector<int> types_;
 };
+
+inline constexpr int kRoot = 1;
+
+// Another one for each rank and place.
+template <class Element>
+Element element(int rank, size_t index) {
+  return 1000 * (rank + 1) + static_cast<Element>(index);
+}
+
+template <class Element>
+std::vector<Element> elements(int rank, size_t count) {
+  std::vector<Element> found(count);
+  for (size_t index = 0; index < count; ++index) found[index] = element<Element>(rank, index);
+  return found;
+}
+
+// What `rank` gets of arrays that have `count` elements in each row.
+template <class Element>
+std::vector<Element> expected(OpKind op, int rank, int size, size_t count, ReduceOp reduce_op = ReduceOp::kSum) {
+  const auto reduced_at = [&](size_t at) {
+    Element all = 0;
+    for (int other = 0; other < size; ++other)
+      all = reduce_op == ReduceOp::kBor ? all | element<Element>(other, at) : all + element<Element>(other, at);
+    return all;
+  };
+  std::vector<Element> found(count * (has_output_blocks(op) ? static_cast<size_t>(size) : 1));
+  for (size_t index = 0; index < found.size(); ++index) {
+    const int row = static_cast<int>(index / count);
+    const size_t within = index % count;
+    switch (op) {
+      case OpKind::kAllReduce:
+        found[index] = reduced_at(index);
+        break;
+      case OpKind::kReduce:
+        found[index] = rank == kRoot ? reduced_at(index) : 0;
+        break;
+      case OpKind::kBroadcast:
+        found[index] = element<Element>(kRoot, index);
+        break;
+      case OpKind::kAllGather:
+        found[index] = element<Element>(row, within);
+        break;
+      case OpKind::kReduceScatter:
+        found[index] = reduced_at(static_cast<size_t>(rank) * count + index);
+        break;
+      case OpKind::kAllToAll:
+        found[index] = element<Element>(row, static_cast<size_t>(rank) * count + within);
+        break;
+      default:  // kSend: to the next rank
+        found[index] = element<Element>((rank + size - 1) % size, index);
+    }
+  }
+  return found;
+}
 
 }  // namespace procgroup

@@ -21,8 +21,6 @@ using namespace procgroup;
 
 namespace {
 
-constexpr int kRoot = 1;
-
 // Arrays of 64 bits on a GPU, as arguments or results of a call. As with XLA's, their memory is free when its stream
 // has come to their end, whatever other streams do.
 class DeviceBuffers {
@@ -90,52 +88,6 @@ class XlaRank {
   const XlaGpu gpu_;
 };
 
-int64_t element(int rank, size_t index) { return 1000 * (rank + 1) + static_cast<int64_t>(index); }
-
-std::vector<int64_t> elements(int rank, size_t count) {
-  std::vector<int64_t> found(count);
-  for (size_t index = 0; index < count; ++index) found[index] = element(rank, index);
-  return found;
-}
-
-// What `rank` gets of arrays that have `count` elements in each row.
-std::vector<int64_t> expected(OpKind op, int rank, int size, size_t count, ReduceOp reduce_op) {
-  const auto reduced_at = [&](size_t at) {
-    int64_t all = 0;
-    for (int other = 0; other < size; ++other)
-      all = reduce_op == ReduceOp::kBor ? all | element(other, at) : all + element(other, at);
-    return all;
-  };
-  std::vector<int64_t> found(count * (has_output_blocks(op) ? static_cast<size_t>(size) : 1));
-  for (size_t index = 0; index < found.size(); ++index) {
-    const int row = static_cast<int>(index / count);
-    const size_t within = index % count;
-    switch (op) {
-      case OpKind::kAllReduce:
-        found[index] = reduced_at(index);
-        break;
-      case OpKind::kReduce:
-        found[index] = rank == kRoot ? reduced_at(index) : 0;
-        break;
-      case OpKind::kBroadcast:
-        found[index] = element(kRoot, index);
-        break;
-      case OpKind::kAllGather:
-        found[index] = element(row, within);
-        break;
-      case OpKind::kReduceScatter:
-        found[index] = reduced_at(static_cast<size_t>(rank) * count + index);
-        break;
-      case OpKind::kAllToAll:
-        found[index] = element(row, static_cast<size_t>(rank) * count + within);
-        break;
-      default:  // kSend: to the next rank
-        found[index] = element((rank + size - 1) % size, index);
-    }
-  }
-  return found;
-}
-
 // Two arrays of a dtype, around one of another dtype.
 constexpr std::array<Dtype, 3> kDtypesOfCall{Dtype::kInt64, Dtype::kUint64, Dtype::kInt64};
 
@@ -154,13 +106,13 @@ void make_each_call(XlaRank& xla_rank, int rank, int size, size_t first, size_t 
     const std::array<size_t, 3> counts{first, 3, second};
     DeviceBuffers given = xla_rank.buffers(), results = xla_rank.buffers();
     for (size_t which = 0; which < counts.size(); ++which) {
-      given.add(elements(rank, (has_input_blocks(op) ? ranks : 1) * counts[which]), kDtypesOfCall[which]);
+      given.add(elements<int64_t>(rank, (has_input_blocks(op) ? ranks : 1) * counts[which]), kDtypesOfCall[which]);
       results.add(std::vector<int64_t>((has_output_blocks(op) ? ranks : 1) * counts[which], -1), kDtypesOfCall[which]);
     }
     xla_rank.run(call, given, results);
     for (size_t which = 0; which < counts.size(); ++which) {
-      CHECK_EQUAL(results.read(which), expected(op, rank, size, counts[which], reduce_op));
-      CHECK_EQUAL(given.read(which), elements(rank, (has_input_blocks(op) ? ranks : 1) * counts[which]));
+      CHECK_EQUAL(results.read(which), expected<int64_t>(op, rank, size, counts[which], reduce_op));
+      CHECK_EQUAL(given.read(which), elements<int64_t>(rank, (has_input_blocks(op) ? ranks : 1) * counts[which]));
     }
   }
   DeviceBuffers none = xla_rank.buffers();
@@ -194,16 +146,17 @@ void ranks_on_gpus_and_on_cpus_meet_in_host_memory() {
   NcclWorld world(3);
   world.in_all_ranks([&](NcclRank& mine) {
     const CompiledCall call({.op = OpKind::kAllReduce}, {Dtype::kInt64, Dtype::kInt64});
-    const std::vector<int64_t> sums = expected(OpKind::kAllReduce, mine.rank(), 3, 7, ReduceOp::kSum);
+    const std::vector<int64_t> sums = expected<int64_t>(OpKind::kAllReduce, mine.rank(), 3, 7);
     if (mine.rank() != 0) {
       XlaRank xla_rank(mine, nullptr);
       DeviceBuffers given = xla_rank.buffers(), results = xla_rank.buffers();
-      for (int which = 0; which < 2; ++which) given.add(elements(mine.rank(), 7)), results.add(elements(0, 7));
+      for (int which = 0; which < 2; ++which)
+        given.add(elements<int64_t>(mine.rank(), 7)), results.add(elements<int64_t>(0, 7));
       xla_rank.run(call, given, results);
       for (const size_t which : {0, 1}) CHECK_EQUAL(results.read(which), sums);
       return;
     }
-    std::vector<int64_t> one = elements(0, 7), two = one, first(7), second(7);
+    std::vector<int64_t> one = elements<int64_t>(0, 7), two = one, first(7), second(7);
     FakeBuffers given, results;
     for (auto* array : {&one, &two}) given.add(xla::DataType::kInt64, *array, {7});
     for (auto* array : {&first, &second}) results.add(xla::DataType::kInt64, *array, {7});
@@ -256,7 +209,7 @@ void ranks_that_do_not_agree(bool is_first) {
     if (!is_first) CHECK_EQUAL(xla_rank.all_reduce({1}), std::vector<int64_t>{2});
     DeviceBuffers given = xla_rank.buffers(), results = xla_rank.buffers();
     const size_t count = 5 + static_cast<size_t>(mine.rank());
-    given.add(elements(mine.rank(), count));
+    given.add(elements<int64_t>(mine.rank(), count));
     results.add(std::vector<int64_t>(count, -1));
     const CompiledCall call({.op = OpKind::kAllReduce}, {Dtype::kInt64});
     std::optional<Failure> failure = failure_of_call([&] { xla_rank.run(call, given, results); });
@@ -303,7 +256,7 @@ void a_message_outlives_a_failed_exchange() {
     XlaRank xla_rank(mine);
     if (mine.rank() == 0) {
       DeviceBuffers given = xla_rank.buffers(), results = xla_rank.buffers();
-      given.add(elements(0, 1000));
+      given.add(elements<int64_t>(0, 1000));
       results.add(std::vector<int64_t>(1000, -1));
       const CompiledCall call({.op = OpKind::kSend, .root = 1, .source = 1, .tag = 5}, {Dtype::kInt64});
       const std::optional<Failure> failure = failure_of_call([&] { xla_rank.run(call, given, results, 0.2); });
