@@ -8,6 +8,7 @@ between the libraries, such as NaNs, is played by cases whose ``values`` say so.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 
 import torch.distributed
@@ -15,6 +16,17 @@ from operation_table import COLLECTIVES, OPERATIONS
 from seeded_cases import Case
 
 from oracle import DTYPES, OPS
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank saw of one case. Both are "" when all was right."""
+
+    wrong: str = ""
+    """What is wrong with its arrays, also with those that must not change."""
+    refused: str = ""
+    """The exception's type and text."""
+
 
 PLAYED = [name for name in (*COLLECTIVES, "ring") if OPERATIONS[name].in_torch and name != "barrier"]
 

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 from parity import deviations
 from parity.deviations import DEVIATIONS, WITNESS_SIZE
-from parity.played import BEYOND_A_SEGMENT, PLAYED, SIZES, every_case
-from parity.probes import PROBES, Probe
-from parity.program import Report
-from parity.worlds import ProbeWorld, World, play
+from parity.played import BEYOND_A_SEGMENT, PLAYED, SIZES, Report, every_case
+from parity.probes import PROBES
+from parity.worlds import World, play, probe
 from seeded_cases import Case
 
 from tiers import SAMPLED
@@ -139,21 +138,15 @@ def test_torch_does_what_the_deviations_say_and_procgroup_does_not() -> None:
     witnesses = [deviation for deviation in DEVIATIONS if deviation.asked]
     cases = [deviation.witness for deviation in witnesses]
     ours = [deviation.witness for deviation in DEVIATIONS]
-    worlds: list[World | ProbeWorld] = [World(WITNESS_SIZE, cases, "torch"), World(WITNESS_SIZE, ours, "procgroup")]
-    worlds += [ProbeWorld(number, library) for number in range(len(PROBES)) for library in ("torch", "procgroup")]
-    theirs, results, *probed = play(worlds)
+    theirs, results = play([World(WITNESS_SIZE, cases, "torch"), World(WITNESS_SIZE, ours, "procgroup")])
     for deviation, (case, reports) in zip(witnesses, by_case(cases, theirs), strict=True):
         assert is_seen(deviation.refused, reports), f"torch does not differ in {case}: {reports}"
     for case, reports in by_case(ours, results):
         assert not (text := wrong_in_ours(case, reports)), f"{case}: {text}"
-    for number, probe in enumerate(PROBES):
-        check_probe(probe, probed[2 * number], probed[2 * number + 1])
-
-
-def check_probe(probe: Probe, theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) -> None:
-    for library, seen, expected in (("torch", theirs, probe.seen_in_torch), ("procgroup", ours, probe.seen_in_ours)):
-        for rank, pattern in enumerate(expected):
-            assert re.search(pattern, seen[rank][0]), f"{probe.what}: rank {rank} of {library} got {seen[rank][0]}"
+    for number, one in enumerate(PROBES):
+        for library, expected in (("torch", one.seen_in_torch), ("procgroup", one.seen_in_ours)):
+            for rank, (pattern, seen) in enumerate(zip(expected, probe(number, library), strict=True)):
+                assert re.search(pattern, seen), f"{one.what}: rank {rank} of {library} got {seen}"
 
 
 def test_the_page_of_deviations_is_what_the_table_says() -> None:

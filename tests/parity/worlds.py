@@ -1,27 +1,20 @@
-"""Worlds of torch and of procgroup ranks, forked from one process that has imported torch once.
-
-`play` starts that process, which is this file run as a program: for each world that it is asked for it forks the
-ranks, each of which plays the cases and leaves its reports in a file. Importing torch takes longer than all else.
-"""
+"""Worlds of torch and of procgroup ranks, which play the same cases and report what each rank saw."""
 
 from __future__ import annotations
 
-import faulthandler
-import os
-import pickle
-import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from parity.played import Report
 from parity.probes import PROBES
-from parity.program import play_cases
-from seeded_cases import Case, CasePart, TorchPart
+from seeded_cases import Case, CasePart, TorchPart, naming
+
+from world import run
 
 
 @dataclass(frozen=True)
@@ -38,126 +31,72 @@ class World:
     seconds: float = 60.0
 
 
-@dataclass(frozen=True)
-class ProbeWorld:
-    """Two ranks of one library that play the probe with this number."""
-
-    number: int
-    library: str
-    size = 2
-    arrays = "torch"
-    transport = "shm"
-    seconds = 60.0
+def play(worlds: Sequence[World]) -> list[list[list[Report]]]:
+    """Return for each world what each rank reports of each case."""
+    return [_play(world, play_cases, world) for world in worlds]
 
 
-AnyWorld = World | ProbeWorld
+def probe(number: int, library: str) -> list[str]:
+    """Return what each of two ranks gets from the probe with this number."""
+    return _play(World(2, (), library), play_probe, number, library)
 
 
-def play(worlds: Sequence[AnyWorld]) -> list[list[list[Any]]]:
-    """Return for each world what each rank reports of each case; raise AssertionError with all ranks' output."""
-    from world import run_command
-
+def _play(world: World, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    environment = {"PROCGROUP_TRANSPORT": world.transport, "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        Path(folder, "worlds").write_bytes(pickle.dumps(list(worlds)))
-        limit = sum(world.seconds for world in worlds) + 60
-        tests = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = run_command([sys.executable, __file__, folder], timeout=limit, environment={"PYTHONPATH": path})
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [
-            [pickle.loads(Path(folder, f"{number}.{rank}").read_bytes()) for rank in range(world.size)]
-            for number, world in enumerate(worlds)
-        ]
+        args = (folder, *arguments)
+        return run(function, world.size, args=args, timeout=world.seconds, environment=environment, torch=True)
 
 
-def main(folder: str) -> int:
-    import torch
-    import torch.distributed
-
-    worlds: list[AnyWorld] = pickle.loads(Path(folder, "worlds").read_bytes())
-    for number, world in enumerate(worlds):
-        children = []
-        for rank in range(world.size):
-            if (child := os.fork()) == 0:
-                _be_rank(torch, folder, number, world, rank)
-            children.append(child)
-        statuses = [os.waitpid(child, 0)[1] for child in children]
-        if any(statuses):
-            print(f"world {number}, {world.library} on {world.arrays}, {world.size} ranks: statuses {statuses}")
-            return 1
-    return 0
+def play_cases(rank: int, size: int, folder: str, world: World) -> list[Report]:
+    """Play cases one after the other, blocking and async by turns."""
+    dist = _joined(rank, size, folder, world.library, world.seconds)
+    part_of = TorchPart if world.arrays == "torch" else CasePart
+    reports = []
+    for number, case in enumerate(world.cases):
+        with naming(f"{case}, {world.library} on {world.arrays}"):
+            reports.append(_play_case(dist, part_of(case, rank, size), async_op=bool(number % 2)))
+    _meet(folder, rank, size, "played")
+    dist.destroy_process_group()
+    return reports
 
 
-def _be_rank(torch: Any, folder: str, number: int, world: AnyWorld, rank: int) -> None:
-    """Play and leave, never to return. A rank that takes too long shows its stacks and ends."""
-    faulthandler.dump_traceback_later(world.seconds, exit=True)
-    place = [""]
+def _play_case(dist: Any, part: CasePart, async_op: bool) -> Report:
+    part.receives_from_any = False  # Gloo never ends such a receive of no elements
+    part.is_flat = part.name.endswith("_single")  # torch looks at the shapes
     try:
-        torch.set_num_threads(1)
-        dist = (
-            _join_torch(folder, number, world, rank)
-            if world.library == "torch"
-            else _join_procgroup(folder, number, world, rank)
-        )
-        # Or one that is done at once leaves before the other is there.
-        _meet(folder, number, rank, world.size, "joined")
-        if isinstance(world, ProbeWorld):
-            _leave_reports(folder, number, rank, [_probe(dist, rank, world.number)])
-            os._exit(0)  # without leaving the group, which may be broken
-        part_of = TorchPart if world.arrays == "torch" else CasePart
-        reports = play_cases(dist, part_of, rank, world.size, world.cases, lambda text: place.__setitem__(0, text))
-        _leave_reports(folder, number, rank, reports)
-        if world.library == "torch":
-            _meet(folder, number, rank, world.size, "played")
-        else:
-            dist.barrier()
-        dist.destroy_process_group()
-        os._exit(0)
-    except BaseException:
-        print(f"rank {rank} of {world.size} ({world.library}), in {place[0]}", file=sys.stderr)
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+        part.start(dist, async_op)
+        part.wait()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return Report(refused=f"{type(error).__name__}: {error}")
+    return Report(wrong=part.wrong())
 
 
-def _leave_reports(folder: str, number: int, rank: int, reports: Sequence[Any]) -> None:
-    Path(folder, f"{number}.{rank}").write_bytes(pickle.dumps(reports))
-
-
-def _meet(folder: str, number: int, rank: int, size: int, what: str) -> None:
-    """Wait as a barrier does. Gloo's own raises what calls before have raised, if those are still on their way."""
-    Path(folder, f"{number}.{rank}.{what}").touch()
-    while not all(Path(folder, f"{number}.{other}.{what}").exists() for other in range(size)):
-        time.sleep(0.005)
-
-
-def _probe(dist: Any, rank: int, number: int) -> str:
+def play_probe(rank: int, size: int, folder: str, number: int, library: str) -> str:
+    dist = _joined(rank, size, folder, library, 60.0)
     try:
         return PROBES[number].program(dist, rank)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
-def _join_torch(folder: str, number: int, world: AnyWorld, rank: int) -> Any:
-    import torch.distributed as dist
+def _joined(rank: int, size: int, folder: str, library: str, seconds: float) -> Any:
+    """Return the library, in which this rank has joined."""
+    import torch
+    import torch.distributed
 
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(f"{folder}/{number}.store", world.size)
-    limit = timedelta(seconds=world.seconds)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world.size, timeout=limit)
+    import procgroup
+
+    torch.set_num_threads(1)
+    dist: Any = torch.distributed if library == "torch" else procgroup
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+    _meet(folder, rank, size, "joined")  # or one that is done at once leaves before the other is there
     return dist
 
 
-def _join_procgroup(folder: str, number: int, world: AnyWorld, rank: int) -> Any:
-    os.environ["PROCGROUP_TRANSPORT"] = world.transport
-    import procgroup as dist
-
-    store = dist.FileStore(f"{folder}/{number}.store", world.size)
-    dist.init_process_group(store=store, rank=rank, world_size=world.size, timeout=world.seconds)
-    return dist
-
-
-if __name__ == "__main__":
-    from parity import worlds as this  # what is pickled are the classes of parity.worlds
-
-    sys.exit(this.main(sys.argv[1]))
+def _meet(folder: str, rank: int, size: int, what: str) -> None:
+    """Wait as a barrier does. Gloo's own raises what calls before have raised, if those are still on their way."""
+    Path(folder, f"{rank}.{what}").touch()
+    while not all(Path(folder, f"{other}.{what}").exists() for other in range(size)):
+        time.sleep(0.005)
