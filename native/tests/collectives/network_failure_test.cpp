@@ -11,49 +11,34 @@
 namespace procgroup::testing {
 namespace {
 
-Descriptor differing(const Descriptor& call, int field) {
-  Descriptor other = call;
-  switch (field) {
-    case 0:
-      other.op = OpKind::kBroadcast;
-      break;
-    case 1:
-      other.dtype = Dtype::kInt32;
-      break;
-    case 2:
-      other.reduce_op = ReduceOp::kMax;
-      break;
-    case 3:
-      other.root = 1;
-      break;
-    case 4:
-      other.count = 1;
-      break;
-    case 5:
-      other.count = 2000;
-      break;
-    default:
-      other.sequence += 1;
-  }
-  return other;
-}
+// Each changes one thing about a call.
+constexpr void (*kDifferences[])(Descriptor& call) = {
+    [](Descriptor& call) { call.op = OpKind::kBroadcast; },
+    [](Descriptor& call) { call.dtype = Dtype::kInt32; },
+    [](Descriptor& call) { call.reduce_op = ReduceOp::kMax; },
+    [](Descriptor& call) { call.root = 1; },
+    [](Descriptor& call) { call.count = 1; },
+    [](Descriptor& call) { call.count = 2000; },
+    [](Descriptor& call) { call.sequence += 1; },
+};
 
 void a_call_that_differs_fails_on_every_rank_and_changes_nothing() {
   for (const size_t count : {size_t{3}, size_t{1000}}) {
-    for (int field = 0; field < 7; ++field) {
-      CASE("%zu elements, field %d differs", count, field);
+    for (const auto& change : kDifferences) {
+      CASE("%zu elements, difference %td", count, &change - kDifferences);
       run_ranks(3, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
         const Descriptor usual = call_of(OpKind::kReduce, Dtype::kFloat32, ReduceOp::kSum, count, 0, 5);
-        const Descriptor call = rank == 2 ? differing(usual, field) : usual;
+        Descriptor other = usual;
+        change(other);
         NetworkGroup group(messages, everybody(rank, 3), kTiny);
-        const auto made = TestCall::in_place(call, rank);
+        const auto made = TestCall::in_place(rank == 2 ? other : usual, rank);
         const Bytes before = made->array;
         CollectiveCall operation(group.state(), made->request);
         finish(operation, messages, doorbell);
         const Failure* failure = operation.failure();
         CHECK(failure != nullptr && failure->kind == Failure::Kind::kMismatch && made->array == before);
         CHECK(failure->calls.size() == 3 && failure->calls[0] == usual.describe());
-        CHECK(failure->calls[2] == differing(usual, field).describe());
+        CHECK(failure->calls[2] == other.describe());
       });
     }
   }
