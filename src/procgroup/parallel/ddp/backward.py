@@ -54,25 +54,17 @@ def _entries(value: Any) -> Iterable[Any]:
     return vars(value).values() if hasattr(value, "__dict__") else ()
 
 
-class GradientHooks:
-    """Hooks that autograd calls after it has added to a parameter's gradient."""
+def add_gradient_hook(parameter: Any, hook: Callable[[Any], None]) -> Any:
+    """Call ``hook(parameter)`` after each accumulation into the gradient; return a handle that removes the hook.
 
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
-
-    def add(self, parameter: Any, hook: Callable[[Any], None]) -> None:
-        """Call ``hook(parameter)`` after each accumulation. A frozen parameter gets the hook for later training."""
-        is_frozen = not parameter.requires_grad
-        parameter.requires_grad_()  # torch accepts no hook on a frozen parameter
-        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        if is_frozen:
-            parameter.requires_grad_(False)
-
-    def remove(self) -> None:
-        """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    A frozen parameter gets the hook for later training.
+    """
+    is_frozen = not parameter.requires_grad
+    parameter.requires_grad_()  # torch accepts no hook on a frozen parameter
+    handle = parameter.register_post_accumulate_grad_hook(hook)
+    if is_frozen:
+        parameter.requires_grad_(False)
+    return handle
 
 
 class RunningBackward:
@@ -81,7 +73,7 @@ class RunningBackward:
     def __init__(self) -> None:
         self._callback: Callable[[], partial[None] | None] = _none
         self._is_dropped = threading.Event()
-        self._cleanups: list[weakref.finalize[..., partial[None]]] = []
+        self._cleanup: Callable[[], object] = _none
         self._streams: dict[Any, set[Any]] = {}
 
     def is_registered(self) -> bool:
@@ -93,33 +85,25 @@ class RunningBackward:
         if self.is_registered():
             self._is_dropped.wait(_DROPPED_WITHIN)
 
-    def register(self, call: Callable[[], None]) -> None:
-        """Call ``call`` at the end of this backward."""
+    def register(self, call: Callable[[], None], cleanup: Callable[[], None] | None) -> None:
+        """Begin a backward: call ``call`` at its end, and ``cleanup`` when it has ended, also after an error."""
         callback = partial(self._run, call)
+        self._streams.clear()
         self._callback = weakref.ref(callback)
         self._is_dropped = threading.Event()
         weakref.finalize(callback, self._is_dropped.set).atexit = False
+        if cleanup is not None:
+            self._cleanup = finalizer = weakref.finalize(callback, cleanup)
+            finalizer.atexit = False
         torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-    def add_cleanup(self, call: Callable[[], None]) -> None:
-        """Call ``call`` when this backward has ended, also after an error."""
-        callback = self._callback()
-        assert callback is not None
-        self._cleanups.append(weakref.finalize(callback, call))
-        self._cleanups[-1].atexit = False
 
     def _run(self, call: Callable[[], None]) -> None:
         self._callback = _none
-        cleanups, self._cleanups = self._cleanups, []
+        cleanup, self._cleanup = self._cleanup, _none
         try:
             call()
         finally:
-            for cleanup in cleanups:  # before the backward returns, which on GPUs does not wait for the callback to go
-                cleanup()
-
-    def forget_streams(self) -> None:
-        """Begin with no streams."""
-        self._streams.clear()
+            cleanup()  # before the backward returns, which on GPUs does not wait for the callback to go
 
     def see_stream(self, device: Any) -> None:
         """Note the current stream, on which a gradient has arrived."""

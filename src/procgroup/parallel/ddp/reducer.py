@@ -37,7 +37,12 @@ from typing import Any
 from procgroup.arrays.untraced import untraced
 from procgroup.errors import BackwardFailed, GraphChanged, GroupBroken
 from procgroup.parallel.communication_hooks.interface import GradBucket, Hook, HookCall
-from procgroup.parallel.ddp.backward import GradientHooks, RunningBackward, accumulates_gradients, is_inside_backward
+from procgroup.parallel.ddp.backward import (
+    RunningBackward,
+    accumulates_gradients,
+    add_gradient_hook,
+    is_inside_backward,
+)
 from procgroup.parallel.ddp.bucket_assignment import BucketAssignment, Order
 from procgroup.parallel.ddp.buckets import AT_END, Bucket, ParameterSlot
 from procgroup.parallel.ddp.captured_steps import advising_hooks, is_capturing, refuse_remainder, require_capturable
@@ -97,9 +102,7 @@ class Reducer:
         self.expects_round = False
         # From its beginning to its end, also after a failed backward; None in a backward that is not averaged.
         self._round: Round | None = None
-        self._hooks = GradientHooks()
-        for slot in self._slots:
-            self._hooks.add(slot.parameter, partial(self._on_gradient, slot))
+        self._handles = [add_gradient_hook(slot.parameter, partial(self._on_gradient, slot)) for slot in self._slots]
 
     def set_hook(self, state: Any, hook: Hook) -> None:
         """Average the buckets with a communication hook from now on."""
@@ -126,7 +129,9 @@ class Reducer:
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the parameters."""
-        self._hooks.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def prepare(self) -> None:
         """Complete an earlier round, before a forward."""
@@ -145,17 +150,15 @@ class Reducer:
         with self._running:
             if self._backward.is_registered():
                 return
-            self._backward.forget_streams()
             self._prepare_round()
             is_frozen = not any(slot.parameter.requires_grad for slot in self._slots)
             if is_round and not is_frozen and accumulates_gradients(self.parameter_ids):
                 self._round = Round(self._slots, self._assignment)
                 if self._exchanges is not None:
                     self._exchanges.has_begun_round = True
-            self._backward.register(self._on_end)
+            self._backward.register(self._on_end, None if copies is None else copies.remove)
             if copies is not None:
                 copies.install()
-                self._backward.add_cleanup(copies.remove)
 
     def contribute_zeros(self) -> None:
         """Take part, with zeros, in a round of the ranks that still have inputs."""
@@ -188,15 +191,15 @@ class Reducer:
             self._watch_probes()
 
     def _watch_probes(self) -> None:
-        self._hooks.remove()
+        self.remove_hooks()
         overlaps = self._is_enough(self.buckets)
         for bucket in self.buckets:
             has_probe = overlaps and not any(slot.awaited == AT_END for slot in bucket.slots)
             for slot in bucket.slots:
                 is_probe = has_probe and slot is bucket.slots[-1]
-                self._hooks.add(slot.parameter, partial(self._on_probe, bucket) if is_probe else self._on_any)
-        for slot in self._assignment.unbucketed:
-            self._hooks.add(slot.parameter, self._on_any)
+                hook = partial(self._on_probe, bucket) if is_probe else self._on_any
+                self._handles.append(add_gradient_hook(slot.parameter, hook))
+        self._handles += [add_gradient_hook(slot.parameter, self._on_any) for slot in self._assignment.unbucketed]
 
     def _on_any(self, parameter: Any) -> None:
         """Begin a backward that has no hook on an output."""

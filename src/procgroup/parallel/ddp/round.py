@@ -48,16 +48,13 @@ class Round:
                 bucket.pack(self.marks, is_early=False)
             elif bucket.is_early:
                 for slot in bucket.slots:
-                    self._mark_late(slot)
+                    if slot.new_gradient() is not None:
+                        self.marks[self._count + slot.index] = 1
         for slot in self._assignment.unbucketed:
             if slot.new_gradient() is not None:
                 self.marks[slot.index] = 1
                 if not slot.is_sparse:
-                    self._mark_late(slot)
-
-    def _mark_late(self, slot: ParameterSlot) -> None:
-        if slot.new_gradient() is not None:
-            self.marks[self._count + slot.index] = 1
+                    self.marks[self._count + slot.index] = 1
 
     def mark_changed(self, slot: ParameterSlot) -> None:
         """Mark a parameter that was not used as often as in the first round of a static graph."""
