@@ -7,11 +7,7 @@
 #include "collectives/buffer_table.hpp"
 #include "collectives/exposure.hpp"
 #include "dtype/partial.hpp"
-#include "schedules/block_schedules.hpp"
-#include "schedules/hierarchical_schedules.hpp"
-#include "schedules/message_schedules.hpp"
-#include "schedules/single_copy_schedules.hpp"
-#include "schedules/slot_schedules.hpp"
+#include "schedules/schedule.hpp"
 
 namespace procgroup {
 namespace {

@@ -1,5 +1,8 @@
-#include "schedules/block_schedules.hpp"
-
+// Schedules through slots for collectives in which ranks have blocks for each other. Blocks may be of different sizes,
+// empty, and anywhere in memory.
+//
+// Vocabulary, beside that of schedule.hpp. A *round* moves the next part of every block. Where a rank has a different
+// block for each other rank, its slot is divided into *lanes*, one per receiver, and a part is at most a lane.
 #include <algorithm>
 
 #include "schedules/schedule_writer.hpp"
@@ -10,7 +13,7 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 
-// Writes steps in the words of the header's essay.
+// Writes steps in the words of the essay above.
 class BlockScheduleBuilder : public ScheduleWriter {
  public:
   // `largest`: how much all rounds together move at most between two ranks.
@@ -66,46 +69,26 @@ void schedule_all_gather(const ScheduleRequest& request, Schedule& schedule) {
   }
 }
 
-// A sender publishes k+1 when round k is in its slot, the root when it has copied out round k. Before a sender
-// overwrites round k-4 it awaits the root's value k-3.
-void schedule_gather(const ScheduleRequest& request, Schedule& schedule) {
-  BlockScheduleBuilder builder(request, schedule, 1);
+// gather, scatter. A sender publishes k+1 when round k is in its slot, a receiver when it has copied out its part of
+// round k. Before a sender overwrites round k-4 it awaits value k-3 of those that receive it.
+void schedule_rooted(const ScheduleRequest& request, Schedule& schedule) {
+  const bool has_lanes = has_input_blocks(request.op);  // the root's blocks are for different ranks
+  BlockScheduleBuilder builder(request, schedule, has_lanes ? lanes_for_others(request.size) : 1);
   const bool is_root = request.rank == request.root;
-  if (is_root) builder.keep_own(0, request.rank);
+  const bool sends = is_root == has_lanes;
+  const auto lane = [&](int reader, int owner) { return has_lanes ? lane_for(reader, owner, request.size) : 0; };
+  if (is_root) builder.keep_own(has_lanes ? request.rank : 0, has_lanes ? 0 : request.rank);
   for (uint64_t round = 0; round < builder.rounds(); ++round) {
-    if (is_root) {
-      builder.for_each_peer([&](int peer) {
-        builder.await(peer, round + 1);
-        builder.copy(builder.output(round, peer), builder.slot(round, peer), builder.length(round, peer, request.rank));
-      });
-    } else {
-      if (round >= kSlots) builder.await(request.root, round - kSlots + 1);
-      builder.copy(builder.slot(round, request.rank), builder.input(round),
-                   builder.length(round, request.rank, request.root));
-    }
-    builder.publish(round + 1);
-  }
-}
-
-// The root publishes k+1 when round k is in its lanes, a reader when it has copied out its part of round k. Before the
-// root overwrites round k-4 it awaits value k-3 of all.
-void schedule_scatter(const ScheduleRequest& request, Schedule& schedule) {
-  BlockScheduleBuilder builder(request, schedule, lanes_for_others(request.size));
-  const bool is_root = request.rank == request.root;
-  if (is_root) builder.keep_own(request.rank, 0);
-  for (uint64_t round = 0; round < builder.rounds(); ++round) {
-    if (is_root) {
-      if (round >= kSlots) builder.await(kEveryone, round - kSlots + 1);
-      builder.for_each_peer([&](int peer) {
-        builder.copy(builder.slot(round, request.rank, lane_for(peer, request.rank, request.size)),
-                     builder.input(round, peer), builder.length(round, request.rank, peer));
-      });
-    } else {
-      builder.await(request.root, round + 1);
-      builder.copy(builder.output(round),
-                   builder.slot(round, request.root, lane_for(request.rank, request.root, request.size)),
-                   builder.length(round, request.root, request.rank));
-    }
+    if (sends && round >= kSlots) builder.await(is_root ? kEveryone : request.root, round - kSlots + 1);
+    builder.for_each_peer([&](int peer) {
+      if (!is_root && peer != request.root) return;
+      if (sends)
+        return builder.copy(builder.slot(round, request.rank, lane(peer, request.rank)),
+                            builder.input(round, has_lanes ? peer : 0), builder.length(round, request.rank, peer));
+      builder.await(peer, round + 1);
+      builder.copy(builder.output(round, has_lanes ? 0 : peer), builder.slot(round, peer, lane(request.rank, peer)),
+                   builder.length(round, peer, request.rank));
+    });
     builder.publish(round + 1);
   }
 }
@@ -154,11 +137,10 @@ void schedule_all_to_all(const ScheduleRequest& request, Schedule& schedule) {
 void schedule_blocks(const ScheduleRequest& request, Schedule& schedule) {
   switch (request.op) {
     case OpKind::kGather:
-      return schedule_gather(request, schedule);
+    case OpKind::kScatter:
+      return schedule_rooted(request, schedule);
     case OpKind::kAllGather:
       return schedule_all_gather(request, schedule);
-    case OpKind::kScatter:
-      return schedule_scatter(request, schedule);
     case OpKind::kReduceScatter:
       return schedule_reduce_scatter(request, schedule);
     case OpKind::kAllToAll:

@@ -1,4 +1,4 @@
-// What hierarchical schedules are written with (see hierarchical_schedules.hpp).
+// What hierarchical schedules are written with (see hierarchical_schedules.cpp).
 #pragma once
 
 #include <vector>

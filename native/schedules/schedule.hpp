@@ -13,6 +13,7 @@
 // this host; send and receive number the ranks of the group. Where all ranks share memory both are the same.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -113,10 +114,19 @@ class BlockTable {
   }
   size_t& between(int from, int to) { return bytes_[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)]; }
   size_t between(int from, int to) const { return bytes_[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)]; }
-  size_t largest() const;
+  size_t largest() const { return bytes_.empty() ? 0 : *std::ranges::max_element(bytes_); }
   // Without what ranks keep themselves: of all blocks, and of those that `rank` gives or gets.
-  size_t largest_moved() const;
-  size_t largest_moved(int rank) const;
+  size_t largest_moved() const {
+    size_t largest = 0;
+    for (int rank = 0; rank < static_cast<int>(size_); ++rank) largest = std::max(largest, largest_moved(rank));
+    return largest;
+  }
+  size_t largest_moved(int rank) const {
+    size_t largest = 0;
+    for (int peer = 0; peer < static_cast<int>(size_); ++peer)
+      if (peer != rank) largest = std::max({largest, between(rank, peer), between(peer, rank)});
+    return largest;
+  }
 
  private:
   size_t size_ = 0;
@@ -148,5 +158,22 @@ struct ScheduleRequest {
     return gives(op, from, root) && takes(op, to, root) ? blocks.between(from, to) : 0;
   }
 };
+
+// The schedules, each kind in a file of its own, which explains it.
+
+// Through slots: of blocks (gather, all_gather, scatter, reduce_scatter, all_to_all), and of whole arrays. For
+// all_reduce also in two other forms: as reduce-scatter and all-gather, and for 2 ranks, whose chunks may be twice as
+// long as a slot, because each slot takes half of one.
+void schedule_blocks(const ScheduleRequest& request, Schedule& schedule);
+void schedule_slots(const ScheduleRequest& request, Schedule& schedule);
+void schedule_all_reduce_scattered(const ScheduleRequest& request, Schedule& schedule);
+void schedule_all_reduce_exchanged(const ScheduleRequest& request, Schedule& schedule);
+// Of arrays that the ranks read in place.
+void schedule_reading(const ScheduleRequest& request, Schedule& schedule);
+// By messages alone. Whatever the op, the input, or this rank's input block, may be the output, or its output block.
+void schedule_messages(const ScheduleRequest& request, Schedule& schedule);
+// Shared memory inside a host, messages between hosts.
+bool has_hierarchical_schedule(OpKind op);
+void schedule_hierarchical(const ScheduleRequest& request, Schedule& schedule);
 
 }  // namespace procgroup

@@ -1,5 +1,13 @@
-#include "schedules/single_copy_schedules.hpp"
-
+// Schedules in which ranks read each other's arrays in place: one copy, no slots.
+//
+// Nobody writes another's array. A rank publishes when it has read what it needs; a rank whose array others read ends
+// its call only after they have published. all_reduce, in which results are read too:
+//
+//     read my segment of chunk k of all arrays, and reduce it into my output | publish k+1
+//     for each other rank: await its k+1 | read its segment of chunk k from its output
+//
+// In place, a rank overwrites its own segment, which only it reads, and then the segments of ranks that have published,
+// and so have read them: no element is overwritten before everybody has done with it.
 #include <algorithm>
 
 #include "schedules/schedule_writer.hpp"
@@ -44,20 +52,6 @@ Range segment(const ScheduleRequest& request, size_t offset, size_t bytes, int r
   return {offset + block.offset, block.bytes};
 }
 
-void schedule_broadcast(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
-  if (request.rank != request.root) builder.copy_from(request.root, 0);
-  builder.acknowledge();
-  if (request.rank == request.root) builder.await(kEveryone, 1);
-}
-
-void schedule_reduce(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
-  if (request.rank == request.root) builder.combine(0);
-  builder.acknowledge();
-  if (request.rank != request.root) builder.await(request.root, 1);
-}
-
 void schedule_all_reduce(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   uint64_t done = 0;
@@ -77,61 +71,26 @@ void schedule_all_reduce(const ScheduleRequest& request, Schedule& schedule) {
   builder.await(kEveryone, done + 1);
 }
 
-void schedule_gather(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
-  if (request.rank == request.root) {
-    builder.keep_own(0, request.rank);
-    builder.for_each_peer([&](int peer) { builder.copy_from(peer, peer); });
-  }
-  builder.acknowledge();
-  if (request.rank != request.root) builder.await(request.root, 1);
-}
-
-void schedule_scatter(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
-  if (request.rank == request.root)
-    builder.keep_own(request.rank, 0);
-  else
-    builder.copy_from(request.root, 0);
-  builder.acknowledge();
-  if (request.rank == request.root) builder.await(kEveryone, 1);
-}
-
-// all_gather, too.
-void schedule_all_to_all(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
-  builder.for_each_peer([&](int peer) { builder.copy_from(peer, peer); });
-  builder.acknowledge();
-  builder.keep_own(has_input_blocks(request.op) ? request.rank : 0, request.rank);
-  builder.await(kEveryone, 1);
-}
-
-void schedule_reduce_scatter(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
-  builder.combine(request.rank);
-  builder.acknowledge();
-  builder.await(kEveryone, 1);
-}
-
 }  // namespace
 
 void schedule_reading(const ScheduleRequest& request, Schedule& schedule) {
-  switch (request.op) {
-    case OpKind::kBroadcast:
-      return schedule_broadcast(request, schedule);
-    case OpKind::kReduce:
-      return schedule_reduce(request, schedule);
-    case OpKind::kAllReduce:
-      return schedule_all_reduce(request, schedule);
-    case OpKind::kGather:
-      return schedule_gather(request, schedule);
-    case OpKind::kScatter:
-      return schedule_scatter(request, schedule);
-    case OpKind::kReduceScatter:
-      return schedule_reduce_scatter(request, schedule);
-    default:
-      return schedule_all_to_all(request, schedule);
-  }
+  const OpKind op = request.op;
+  if (op == OpKind::kAllReduce) return schedule_all_reduce(request, schedule);
+  Builder builder(request, schedule);
+  const auto gives_to_others = [&](int rank) { return gives(op, rank, request.root); };
+  const bool takes_any = takes(op, request.rank, request.root);
+  if (takes_any && reduces(op))
+    builder.combine(has_input_blocks(op) ? request.rank : 0);
+  else if (takes_any)
+    builder.for_each_peer([&](int peer) {
+      if (gives_to_others(peer)) builder.copy_from(peer, has_output_blocks(op) ? peer : 0);
+    });
+  builder.acknowledge();
+  if (takes_any && gives_to_others(request.rank) && !reduces(op))
+    builder.keep_own(has_input_blocks(op) ? request.rank : 0, has_output_blocks(op) ? request.rank : 0);
+  const bool root_reads = row_of(op).takers == Ranks::kRoot;
+  if (root_reads && request.rank != request.root) builder.await(request.root, 1);
+  if (!root_reads && gives_to_others(request.rank)) builder.await(kEveryone, 1);
 }
 
 }  // namespace procgroup

@@ -1,5 +1,14 @@
-#include "schedules/slot_schedules.hpp"
-
+// Schedules for large collectives of whole arrays through shared-memory slots: pure arithmetic, executed elsewhere.
+//
+// The vocabulary is that of schedule.hpp.
+//
+//     direct:                                reduce-scatter + all-gather:
+//       copy in k | publish | await all         await all | reduce my segment of k into output and slot |
+//       reduce chunk k of all slots             copy in k+1 | copy out the others' segments of k-1 | publish
+//                                               (one wait per chunk: a chunk's results and the next chunk's
+//                                               copies in are published together)
+//
+// Why no slot is overwritten too early is said at each schedule.
 #include <algorithm>
 
 #include "schedules/schedule_writer.hpp"
@@ -8,7 +17,7 @@
 namespace procgroup {
 namespace {
 
-// Writes steps in the words of the header's essay.
+// Writes steps in the words of the essay above.
 class Builder : public ScheduleWriter {
  public:
   Builder(const ScheduleRequest& request, Schedule& schedule)

@@ -5,11 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "schedules/block_schedules.hpp"
-#include "schedules/hierarchical_schedules.hpp"
-#include "schedules/message_schedules.hpp"
-#include "schedules/single_copy_schedules.hpp"
-#include "schedules/slot_schedules.hpp"
 #include "tests/schedules/schedule_simulation.hpp"
 
 namespace procgroup {
