@@ -1,6 +1,7 @@
 // Scatter-gather lists: an array of bytes in several blocks of memory, which are sent without copying them together.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
@@ -16,10 +17,24 @@ struct Iovec {
   const std::byte* data = nullptr;
 };
 
+inline size_t end_of(const Iovec& iovec) { return iovec.offset + iovec.bytes; }
+
 // Copy the array's bytes in the range of `bytes` bytes from `offset` on.
-void copy_iovecs(std::byte* to, std::span<const Iovec> iovecs, size_t offset, size_t bytes, CopyFunction copy);
+inline void copy_iovecs(std::byte* to, std::span<const Iovec> iovecs, size_t offset, size_t bytes, CopyFunction copy) {
+  const size_t end = offset + bytes;
+  for (auto iovec = std::ranges::upper_bound(iovecs, offset, {}, end_of); iovec != iovecs.end() && iovec->offset < end;
+       ++iovec) {
+    const size_t first = std::max(offset, iovec->offset);
+    const size_t last = std::min(end, end_of(*iovec));
+    copy(to + (first - offset), iovec->data + (first - iovec->offset), last - first);
+  }
+}
 
 // The contiguous bytes from `offset` on; empty where no iovec has that offset.
-std::span<const std::byte> contiguous_run(std::span<const Iovec> iovecs, size_t offset);
+inline std::span<const std::byte> contiguous_run(std::span<const Iovec> iovecs, size_t offset) {
+  const auto iovec = std::ranges::upper_bound(iovecs, offset, {}, end_of);
+  if (iovec == iovecs.end() || iovec->offset > offset) return {};
+  return {iovec->data + (offset - iovec->offset), end_of(*iovec) - offset};
+}
 
 }  // namespace procgroup

@@ -1,7 +1,16 @@
-// Properties of the processor that are not known when the library is compiled.
+// The processor: what a spinning core does, and a property that is not known when the library is compiled.
 #pragma once
 
 namespace procgroup {
+
+// Between two looks at a flag.
+inline void cpu_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
 
 // Whether `rep movsb`, with which the C library and the kernel copy, is as fast as any other copy wherever source and
 // destination begin. It is on Intel's processors, where it also fetches fewer of the lines that it overwrites (64 KiB

@@ -19,8 +19,7 @@
 #include "messages/single_copy.hpp"
 #include "runtime/call_report.hpp"
 #include "runtime/failure_record.hpp"
-#include "transport/ring_channel.hpp"
-#include "transport/tcp_channel.hpp"
+#include "transport/channel.hpp"
 
 namespace procgroup {
 namespace {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "base/pause.hpp"
+#include "base/processor.hpp"
 #include "group/group_operation.hpp"
 #include "runtime/recording.hpp"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/diagnostics.hpp"
-#include "base/pause.hpp"
+#include "base/processor.hpp"
 #include "base/ticks.hpp"
 #include "group/group.hpp"
 #include "group/group_operation.hpp"

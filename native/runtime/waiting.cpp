@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/pause.hpp"
+#include "base/processor.hpp"
 
 namespace procgroup {
 namespace {

@@ -17,8 +17,7 @@
 #include "base/file_descriptor.hpp"
 #include "messages/messages.hpp"
 #include "tests/check.hpp"
-#include "transport/ring_channel.hpp"
-#include "transport/tcp_channel.hpp"
+#include "transport/channel.hpp"
 
 namespace procgroup::testing {
 

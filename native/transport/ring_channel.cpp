@@ -1,5 +1,3 @@
-#include "transport/ring_channel.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -7,6 +5,8 @@
 #include <new>
 #include <stdexcept>
 #include <utility>
+
+#include "transport/channel.hpp"
 
 namespace procgroup {
 

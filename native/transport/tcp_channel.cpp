@@ -1,5 +1,3 @@
-#include "transport/tcp_channel.hpp"
-
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
@@ -12,6 +10,8 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
+
+#include "transport/channel.hpp"
 
 namespace procgroup {
 namespace {

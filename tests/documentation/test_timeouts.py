@@ -65,7 +65,7 @@ IN_THE_TABLE = {
 }
 ELSEWHERE = {
     "a deadlock, before it is reported": lambda: native("liveness/deadlock.hpp", r"kSuspiciousNs = ([\d']+);") / 1e9,
-    "written data that another host": lambda: native("transport/tcp_channel.hpp", r"user_timeout_s = (\d+)\)"),
+    "written data that another host": lambda: native("transport/channel.hpp", r"user_timeout_s = (\d+)\)"),
     "silence of another host": lambda: native("transport/tcp_channel.cpp", r"kProbeSeconds = (\d+);"),
     "`breakpoint()`": lambda: default(dist.breakpoint, "timeout_s"),
     "`run_ranks`": lambda: default(run_ranks, "timeout"),
