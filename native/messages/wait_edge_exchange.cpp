@@ -73,7 +73,7 @@ const WaitEdgeBoard* WaitEdgeExchange::add(int peer) {
 }
 
 void WaitEdgeExchange::subscribe(int peer) {
-  Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  Copy* const copy = copy_of(peer);
   if (copy == nullptr || copy->subscribed) return;
   copy->subscribed = true;
   post(peer, {.kind = Kind::kSubscribe, .waits = 0, .confirmed = 0}, {});
@@ -82,7 +82,7 @@ void WaitEdgeExchange::subscribe(int peer) {
 void WaitEdgeExchange::publish(const WaitEdgeBoard& own) {
   const std::optional<WaitEdge> wait = own.wait(rank_);
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
-    Copy* copy = copies_[static_cast<size_t>(peer)].get();
+    Copy* const copy = copy_of(peer);
     if (copy == nullptr) continue;
     if (!wait) copy->subscribed = false;
     if (!copy->subscriber) continue;
@@ -94,7 +94,9 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own) {
     } else if (copy->sent_epoch != wait->epoch || copy->sent_confirmed != own.confirmed()) {
       copy->sent_epoch = wait->epoch;
       copy->sent_confirmed = own.confirmed();
-      post(peer, {.kind = Kind::kWait, .waits = 1, .confirmed = copy->sent_confirmed}, {Wait::of(*wait)});
+      const Wait sent = Wait::of(*wait);
+      post(peer, {.kind = Kind::kWait, .waits = 1, .confirmed = copy->sent_confirmed},
+           std::as_bytes(std::span(&sent, 1)));
     }
   }
 }
@@ -104,11 +106,11 @@ void WaitEdgeExchange::announce(const std::vector<WaitEdge>& cycle) {
   for (const WaitEdge& wait : cycle) waits.push_back(Wait::of(wait));
   const Header header{.kind = Kind::kVerdict, .waits = static_cast<uint32_t>(waits.size()), .confirmed = 0};
   for (const WaitEdge& wait : cycle)
-    if (copies_[static_cast<size_t>(wait.rank)]) post(wait.rank, header, waits);
+    if (copy_of(wait.rank) != nullptr) post(wait.rank, header, std::as_bytes(std::span(waits)));
 }
 
 void WaitEdgeExchange::query_calls(int peer, uint64_t group, uint64_t captured) {
-  Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  Copy* const copy = copy_of(peer);
   if (copy == nullptr) return;
   const int64_t now = now_ns();
   const bool is_same = copy->queried_group == group && copy->queried_captured == captured;
@@ -121,16 +123,16 @@ void WaitEdgeExchange::query_calls(int peer, uint64_t group, uint64_t captured) 
 }
 
 bool WaitEdgeExchange::has_answered(int peer) const {
-  const Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  const Copy* const copy = copy_of(peer);
   return copy != nullptr && copy->answered;
 }
 
 std::optional<bool> WaitEdgeExchange::runs_replay(int peer) const {
-  return has_answered(peer) ? copies_[static_cast<size_t>(peer)]->runs_replay : std::nullopt;
+  return has_answered(peer) ? copy_of(peer)->runs_replay : std::nullopt;
 }
 
 std::string WaitEdgeExchange::calls(int peer) const {
-  const Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  const Copy* const copy = copy_of(peer);
   if (copy == nullptr || copy->calls_group != copy->queried_group) return "";
   return copy->answered || now_ns() - copy->calls_ns < kFreshNs ? copy->calls : "";
 }
@@ -138,7 +140,7 @@ std::string WaitEdgeExchange::calls(int peer) const {
 void WaitEdgeExchange::answer(const std::function<Answer(uint64_t group, uint64_t captured)>& describe) {
   const int64_t now = now_ns();
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
-    Copy* copy = copies_[static_cast<size_t>(peer)].get();
+    Copy* const copy = copy_of(peer);
     if (copy == nullptr || !copy->query || now - copy->answered_ns < kAnswerNs) continue;
     const auto [group, captured] = *std::exchange(copy->query, std::nullopt);
     --queries_;
@@ -151,34 +153,29 @@ void WaitEdgeExchange::answer(const std::function<Answer(uint64_t group, uint64_
 }
 
 void WaitEdgeExchange::post_source_line(int peer, uint64_t group, uint64_t sequence, const std::string& line) {
-  if (!copies_[static_cast<size_t>(peer)]) return;
+  if (copy_of(peer) == nullptr) return;
   post_text(peer, {.kind = Kind::kSourceLine, .waits = 0, .confirmed = group, .sequence = sequence}, line);
 }
 
 std::string WaitEdgeExchange::source_line(int peer, uint64_t group, uint64_t sequence) const {
-  const Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  const Copy* const copy = copy_of(peer);
   return copy != nullptr && copy->line_group == group && copy->line_sequence == sequence ? copy->line : "";
 }
 
 void WaitEdgeExchange::post_text(int peer, Header header, const std::string& text) {
-  const size_t bytes = std::min(text.size(), kTextBytes);
-  header.waits = static_cast<uint32_t>(bytes);
-  std::vector<std::byte> message(sizeof header + bytes);
-  std::memcpy(message.data(), &header, sizeof header);
-  std::memcpy(message.data() + sizeof header, text.data(), bytes);
-  messages_.post(peer, kKey, std::move(message));
+  header.waits = static_cast<uint32_t>(std::min(text.size(), kTextBytes));
+  post(peer, header, std::as_bytes(std::span(text)).first(header.waits));
 }
 
-void WaitEdgeExchange::post(int peer, const Header& header, const std::vector<Wait>& waits) {
-  const size_t bytes = waits.size() * sizeof(Wait);
-  std::vector<std::byte> message(sizeof header + bytes);
-  std::memcpy(message.data(), &header, sizeof header);
-  if (bytes > 0) std::memcpy(message.data() + sizeof header, waits.data(), bytes);
+void WaitEdgeExchange::post(int peer, const Header& header, std::span<const std::byte> content) {
+  const auto head = std::as_bytes(std::span(&header, 1));
+  std::vector<std::byte> message(head.begin(), head.end());
+  message.insert(message.end(), content.begin(), content.end());
   messages_.post(peer, kKey, std::move(message));
 }
 
 void WaitEdgeExchange::take(int peer, const std::vector<std::byte>& message) {
-  Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  Copy* const copy = copy_of(peer);
   Header header;
   if (copy == nullptr || message.size() < sizeof header) return;
   std::memcpy(&header, message.data(), sizeof header);

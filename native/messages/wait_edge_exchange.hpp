@@ -28,6 +28,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -99,14 +100,16 @@ class WaitEdgeExchange {
   struct Header;
   struct Wait;
 
-  void post(int peer, const Header& header, const std::vector<Wait>& waits);
+  // Null for ranks that share memory.
+  Copy* copy_of(int peer) const { return copies_[static_cast<size_t>(peer)].get(); }
+  void post(int peer, const Header& header, std::span<const std::byte> content);
   void take(int peer, const std::vector<std::byte>& message);
   void post_text(int peer, Header header, const std::string& text);
   void take_text(Copy& copy, const Header& header, const std::vector<std::byte>& message);
 
   Messages& messages_;
   const int rank_;
-  std::vector<std::unique_ptr<Copy>> copies_;  // by rank; null for those that share memory
+  std::vector<std::unique_ptr<Copy>> copies_;  // by rank
   int queries_ = 0;                            // unanswered ones of all peers
 };
 
