@@ -3,7 +3,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,8 +62,7 @@ bool parse_format(const char* format, Py_ssize_t bytes, Dtype& dtype) {
 }  // namespace
 
 Dtype dtype_from_name(const char* name) {
-  for (int code = 0; code < kDtypes; ++code)
-    if (std::strcmp(dtype_name(static_cast<Dtype>(code)), name) == 0) return static_cast<Dtype>(code);
+  if (const std::optional<Dtype> dtype = dtype_named(name)) return *dtype;
   throw nb::type_error(("unknown dtype " + std::string(name)).c_str());
 }
 

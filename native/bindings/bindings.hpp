@@ -12,7 +12,6 @@ void bind_log(nanobind::module_& module);
 void bind_mpi(nanobind::module_& module);
 void bind_nccl(nanobind::module_& module);
 void bind_object_headers(nanobind::module_& module);
-void bind_permutation(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);
 void bind_timeouts(nanobind::module_& module);
 void bind_work(nanobind::module_& module);

@@ -1,7 +1,9 @@
 #include "cuda_array.hpp"
 
-#include <cstring>
+#include <array>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "cuda/gpu.hpp"
@@ -59,24 +61,16 @@ nb::handle entry(nb::handle interface, PyObject* key) {
   return found == nullptr ? nb::handle(Py_None) : nb::handle(found);
 }
 
-bool parse_type(nb::handle given, Dtype& dtype) {
-  if (!PyUnicode_Check(given.ptr())) return false;
-  struct Known {
-    const char* type;
-    Dtype dtype;
-  };
-  static constexpr Known kKnown[] = {
-      {"<f4", Dtype::kFloat32},   {"<f2", Dtype::kFloat16},     {"<f8", Dtype::kFloat64}, {"<i8", Dtype::kInt64},
-      {"<i4", Dtype::kInt32},     {"|u1", Dtype::kUint8},       {"|i1", Dtype::kInt8},    {"|b1", Dtype::kBool},
-      {"<i2", Dtype::kInt16},     {"<u2", Dtype::kUint16},      {"<u4", Dtype::kUint32},  {"<u8", Dtype::kUint64},
-      {"<c8", Dtype::kComplex64}, {"<c16", Dtype::kComplex128},
-  };
-  for (const Known& known : kKnown) {
-    if (PyUnicode_CompareWithASCIIString(given.ptr(), known.type) != 0) continue;
-    dtype = known.dtype;
-    return true;
-  }
-  return false;
+// Of a type's text, as "<f4", which has no name for bfloat16 and float8.
+std::optional<Dtype> dtype_of(nb::handle given) {
+  constexpr std::array<char, 7> kLetters = {'i', 'u', 'f', '\0', '\0', 'c', 'b'};  // by DLPack's code
+  Py_ssize_t length = 0;
+  const char* const text = PyUnicode_Check(given.ptr()) ? PyUnicode_AsUTF8AndSize(given.ptr(), &length) : nullptr;
+  if (text == nullptr) PyErr_Clear();
+  if (length < 3 || (text[0] != '<' && text[0] != '|') || text[1] == '\0') return std::nullopt;
+  return find_dtype([&](const DtypeRow& row) {
+    return row.dlpack < kLetters.size() && kLetters[row.dlpack] == text[1] && std::to_string(row.bytes) == text + 2;
+  });
 }
 
 bool read_stream(nb::handle interface, CudaStream& stream) {
@@ -97,7 +91,9 @@ bool read_cuda_array(nb::handle array, bool is_written, CudaArray& read) {
   const nb::handle shape = entry(interface, keys().shape);
   if (!PyTuple_Check(data.ptr()) || PyTuple_Size(data.ptr()) != 2 || !PyTuple_Check(shape.ptr())) return false;
   if (is_written && PyTuple_GetItem(data.ptr(), 1) != Py_False) return false;
-  if (!parse_type(entry(interface, keys().type), read.dtype)) return false;
+  const std::optional<Dtype> dtype = dtype_of(entry(interface, keys().type));
+  if (!dtype) return false;
+  read.dtype = *dtype;
   read.count = 1;
   const Py_ssize_t dimensions = PyTuple_Size(shape.ptr());
   for (Py_ssize_t index = 0; index < dimensions; ++index) {

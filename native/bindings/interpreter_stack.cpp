@@ -1,11 +1,10 @@
 #include "interpreter_stack.hpp"
 
+#include <dlfcn.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <optional>
-
-#include "frame_object.hpp"
 
 namespace procgroup {
 namespace {
@@ -23,7 +22,27 @@ std::optional<Value> read(const void* base, size_t offset) {
   return value;
 }
 
+// Public functions of CPython that its limited API lacks.
+using GetBack = PyFrameObject* (*)(PyFrameObject*);
+using GetInstruction = int (*)(PyFrameObject*);
+
+const GetBack get_back = reinterpret_cast<GetBack>(dlsym(RTLD_DEFAULT, "PyFrame_GetBack"));
+const GetInstruction get_instruction = reinterpret_cast<GetInstruction>(dlsym(RTLD_DEFAULT, "PyFrame_GetLasti"));
+
 }  // namespace
+
+FrameObject FrameObject::innermost() {
+  if (get_back == nullptr || get_instruction == nullptr) return FrameObject({});
+  return FrameObject(nb::borrow(reinterpret_cast<PyObject*>(PyEval_GetFrame())));
+}
+
+FrameObject FrameObject::caller() const { return FrameObject(nb::steal(reinterpret_cast<PyObject*>(get_back(get())))); }
+
+nb::object FrameObject::code() const { return nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(get()))); }
+
+int FrameObject::instruction() const { return get_instruction(get()); }
+
+int FrameObject::line() const { return PyFrame_GetLineNumber(get()); }
 
 InterpreterStack::Layout InterpreterStack::layout_of_this_version() {
 #ifndef Py_GIL_DISABLED

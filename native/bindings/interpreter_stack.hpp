@@ -12,8 +12,31 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace procgroup {
+
+namespace nb = nanobind;
+
+// A frame as CPython's public functions give it.
+class FrameObject {
+ public:
+  // The innermost frame of the calling thread. None where this interpreter lacks the functions, which every version
+  // has from 3.11 on.
+  static FrameObject innermost();
+
+  explicit operator bool() const { return object_.is_valid(); }
+  FrameObject caller() const;
+  nb::object code() const;
+  int instruction() const;  // the offset in its code, in bytes
+  int line() const;
+
+ private:
+  explicit FrameObject(nb::object object) : object_(std::move(object)) {}
+  PyFrameObject* get() const { return reinterpret_cast<PyFrameObject*>(object_.ptr()); }
+
+  nb::object object_;
+};
 
 class InterpreterStack {
  public:

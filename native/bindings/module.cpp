@@ -26,7 +26,6 @@ NB_MODULE(_native, module) {
   bind_mpi(module);
   bind_nccl(module);
   bind_object_headers(module);
-  bind_permutation(module);
   bind_stores(module);
   bind_timeouts(module);
   bind_xla(module);

@@ -28,24 +28,18 @@ namespace {
 // Calls that failed while MPI was moving their bytes. MPI cannot be finalised then: it would wait for them.
 std::atomic<int> abandoned{0};
 
-class MpiCall final : public Task {
- public:
+// A transfer, and all that it uses.
+struct MpiCall {
   MpiCall(const MpiBackend& backend, const Group& group, Request moved, std::vector<ArrayView> used)
-      : communicator_(backend),
-        request_(std::move(moved)),
-        arrays_(std::move(used)),
-        transfer_(*communicator_, request_, group.reduces_in_rank_order()) {}
+      : communicator(backend),
+        request(std::move(moved)),
+        arrays(std::move(used)),
+        transfer(*communicator, request, group.reduces_in_rank_order()) {}
 
-  void start(int root, uint64_t number) override { transfer_.start(root, number); }
-  State test(std::vector<int>& awaited) override { return transfer_.test(awaited); }
-  int64_t longest_sleep_ns() const override { return transfer_.longest_sleep_ns(); }
-  bool is_pending() const { return transfer_.is_pending(); }
-
- private:
-  const MpiBackend communicator_;
-  const Request request_;
-  const std::vector<ArrayView> arrays_;
-  MpiTransfer transfer_;
+  const MpiBackend communicator;
+  const Request request;
+  const std::vector<ArrayView> arrays;
+  MpiTransfer transfer;
 };
 
 void require_countable(const MpiBackend& backend, const Request& request) {
@@ -84,13 +78,11 @@ std::shared_ptr<MpiLibrary> make_library(const std::string& path, Word in_place,
 void move_by_mpi(const MpiBackend& backend, const Group& group, Request& request, std::vector<ArrayView> arrays) {
   require_countable(backend, request);
   for (ArrayView& view : arrays) view.hold_memory();
-  request.task = std::shared_ptr<MpiCall>(new MpiCall(backend, group, request, std::move(arrays)), [](MpiCall* ended) {
-    if (ended->is_pending()) {
-      ++abandoned;
-      return;
-    }
-    delete_with_lock(ended);
+  const std::shared_ptr<MpiCall> call(new MpiCall(backend, group, request, std::move(arrays)), [](MpiCall* ended) {
+    if (!ended->transfer.is_pending()) return delete_with_lock(ended);
+    ++abandoned;
   });
+  request.task = std::shared_ptr<Task>(call, &call->transfer);
 }
 
 BlockingMpiCall::BlockingMpiCall(const MpiBackend& backend, const Group& group, Request& request, ArrayView& array)

@@ -4,8 +4,6 @@
 
 #include <string_view>
 
-#include "frame_object.hpp"
-
 namespace procgroup {
 namespace {
 
@@ -34,7 +32,7 @@ uint32_t SourceLines::here() {
       called = frame.code;
       return true;
     });
-    if (const Place& place = place_of(caller); place.is_of(caller) && place.called == called) return place.number;
+    if (const CallingLine& line = line_of(caller); line.is_of(caller) && line.called == called) return line.number;
   }
   return find(caller);
 }
@@ -42,7 +40,7 @@ uint32_t SourceLines::here() {
 // Large arrays pass through the caches between two calls: this reads few lines of memory.
 bool SourceLines::is_library(const InterpreterStack::Frame& frame, size_t depth) {
   if (depth < recent_.size() && recent_[depth] == frame.code) return true;
-  if (place_of(frame).is_of(frame)) return false;
+  if (line_of(frame).is_of(frame)) return false;
   const Code& code = code_of(frame.code);
   if (code.object != frame.code || !code.is_library) return false;
   if (depth < recent_.size()) recent_[depth] = frame.code;
@@ -78,14 +76,14 @@ bool SourceLines::is_library(nb::handle object) {
 }
 
 uint32_t SourceLines::number_of(const FrameObject& frame, InterpreterStack::Frame caller, nb::handle called) {
-  Place& place = place_of(caller);
-  if (place.is_of(caller) && place.called == called.ptr()) return place.number;
+  CallingLine& kept = line_of(caller);
+  if (kept.is_of(caller) && kept.called == called.ptr()) return kept.number;
   const std::string line = file_of(caller.code) + ":" + std::to_string(frame.line());
   const std::string function = called ? function_of(called) : "";
   const auto [known, is_new] = numbers_.try_emplace({line, function}, 0);
   if (is_new) known->second = record_.add_source_line(line, function);
   const bool are_kept = kept_.contains(caller.code) && (!called || kept_.contains(called.ptr()));
-  if (are_kept) place = {caller, called.ptr(), known->second};
+  if (are_kept) kept = {caller, called.ptr(), known->second};
   return known->second;
 }
 

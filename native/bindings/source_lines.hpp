@@ -15,10 +15,6 @@
 
 namespace procgroup {
 
-namespace nb = nanobind;
-
-class FrameObject;
-
 // The numbered source lines of one flight record. With the interpreter's lock. A line is found once for each place of
 // the program that makes calls, and known from then on by its code object, which is kept, and its instruction.
 class SourceLines {
@@ -34,7 +30,7 @@ class SourceLines {
     PyObject* object = nullptr;
     bool is_library = false;
   };
-  struct alignas(32) Place {
+  struct alignas(32) CallingLine {
     InterpreterStack::Frame frame;  // its instruction is an offset where the interpreter's stack is not usable
     PyObject* called = nullptr;     // the code of the library's function that it calls
     uint32_t number = 0;
@@ -43,14 +39,14 @@ class SourceLines {
       return frame.code == other.code && frame.instruction == other.instruction && frame.code != nullptr;
     }
   };
-  static constexpr size_t kPlaces = 256;
+  static constexpr size_t kLines = 256;
   static constexpr size_t kMostCodes = 4096;
 
-  // Where a place or a code object is found depends on its address.
-  Place& place_of(const InterpreterStack::Frame& frame) {
-    return places_[(reinterpret_cast<uintptr_t>(frame.code) / 16 + frame.instruction / 2) % kPlaces];
+  // Where a line or a code object is found depends on its address.
+  CallingLine& line_of(const InterpreterStack::Frame& frame) {
+    return lines_[(reinterpret_cast<uintptr_t>(frame.code) / 16 + frame.instruction / 2) % kLines];
   }
-  Code& code_of(PyObject* code) { return codes_[reinterpret_cast<uintptr_t>(code) / 16 % kPlaces]; }
+  Code& code_of(PyObject* code) { return codes_[reinterpret_cast<uintptr_t>(code) / 16 % kLines]; }
   bool is_library(const InterpreterStack::Frame& frame, size_t depth);
   // The same by CPython's public functions; `caller` is the frame that is found then, as far as it is known.
   uint32_t find(InterpreterStack::Frame caller);
@@ -64,8 +60,8 @@ class SourceLines {
   const std::string own_directory_;
   InterpreterStack stack_;
   alignas(64) std::array<PyObject*, 4> recent_{};  // the library's code objects of recent calls, by depth
-  std::array<Place, kPlaces> places_{};
-  std::array<Code, kPlaces> codes_{};
+  std::array<CallingLine, kLines> lines_{};
+  std::array<Code, kLines> codes_{};
   std::unordered_map<PyObject*, nb::object> kept_;                   // all code objects above
   std::map<std::pair<std::string, std::string>, uint32_t> numbers_;  // of lines and functions
 };

@@ -1,6 +1,7 @@
 #include "torch_tensor.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 namespace nb = nanobind;
@@ -70,40 +71,9 @@ bool answers_yes(nb::handle tensor, PyObject* question) {
   return answer.ptr() == Py_True;
 }
 
-bool parse_dtype(const DlpackTensor& tensor, Dtype& dtype) {
-  struct Known {
-    uint8_t code;
-    uint8_t bits;
-    Dtype dtype;
-  };
-  static constexpr Known kKnown[] = {
-      {2, 32, Dtype::kFloat32},
-      {4, 16, Dtype::kBfloat16},
-      {2, 16, Dtype::kFloat16},
-      {2, 64, Dtype::kFloat64},
-      {0, 64, Dtype::kInt64},
-      {0, 32, Dtype::kInt32},
-      {1, 8, Dtype::kUint8},
-      {6, 8, Dtype::kBool},
-      {0, 8, Dtype::kInt8},
-      {0, 16, Dtype::kInt16},
-      {1, 16, Dtype::kUint16},
-      {1, 32, Dtype::kUint32},
-      {1, 64, Dtype::kUint64},
-      {5, 64, Dtype::kComplex64},
-      {5, 128, Dtype::kComplex128},
-      {10, 8, Dtype::kFloat8E4m3fn},
-      {11, 8, Dtype::kFloat8E4m3fnuz},
-      {12, 8, Dtype::kFloat8E5m2},
-      {13, 8, Dtype::kFloat8E5m2fnuz},
-      {14, 8, Dtype::kFloat8E8m0fnu},
-  };
-  for (const Known& known : kKnown) {
-    if (known.code != tensor.code || known.bits != tensor.bits || tensor.lanes != 1) continue;
-    dtype = known.dtype;
-    return true;
-  }
-  return false;
+std::optional<Dtype> dtype_of(const DlpackTensor& tensor) {
+  if (tensor.lanes != 1) return std::nullopt;
+  return find_dtype([&](const DtypeRow& row) { return row.dlpack == tensor.code && 8 * row.bytes == tensor.bits; });
 }
 
 // Whether it is a tensor, and a parameter counts as one.
@@ -143,7 +113,9 @@ bool read_torch_tensor(nb::handle array, Strided& place, Dtype& dtype, int& devi
     return false;
   }
   const bool is_complex = tensor.code == 5;
-  if ((tensor.device_type != kCpu && tensor.device_type != kCuda) || !parse_dtype(tensor, dtype)) return false;
+  const std::optional<Dtype> found = dtype_of(tensor);
+  if ((tensor.device_type != kCpu && tensor.device_type != kCuda) || !found) return false;
+  dtype = *found;
   device = tensor.device_type == kCuda ? tensor.device_id : kHostMemory;
   if (answers_yes(array, torch.is_neg) || (is_complex && answers_yes(array, torch.is_conj))) return false;
   place.base = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;

@@ -22,64 +22,21 @@ GetAddress address_getter() {
   return reinterpret_cast<GetAddress>(found);
 }
 
-template <class Function>
-void find(GetAddress address_of, Function& function, const char* name, bool is_optional = false) {
+}  // namespace
+
+CudaDriver::CudaDriver() { require(cuInit(0)); }
+
+FunctionAddress CudaDriver::find(const char* name, bool is_optional) {
+  static const GetAddress address_of = address_getter();
   void* found = nullptr;
   const int result = address_of(name, &found, kVersion, 0, nullptr);
   if ((result != 0 || found == nullptr) && !is_optional)
     throw std::runtime_error(std::string("the CUDA driver has no function ") + name);
-  function = reinterpret_cast<Function>(found);
+  return {found};
 }
-
-CudaDriver load() {
-  const GetAddress get = address_getter();
-  CudaDriver driver{};
-#define PROCGROUP_FIND(NAME, ...) find(get, driver.NAME, #NAME, ##__VA_ARGS__)
-  PROCGROUP_FIND(cuInit);
-  PROCGROUP_FIND(cuGetErrorName);
-  PROCGROUP_FIND(cuGetErrorString);
-  PROCGROUP_FIND(cuDriverGetVersion);
-  PROCGROUP_FIND(cuDeviceGetCount);
-  PROCGROUP_FIND(cuDeviceGet);
-  PROCGROUP_FIND(cuDeviceGetName);
-  PROCGROUP_FIND(cuDeviceGetUuid);
-  PROCGROUP_FIND(cuDeviceCanAccessPeer);
-  PROCGROUP_FIND(cuDevicePrimaryCtxRetain);
-  PROCGROUP_FIND(cuCtxGetCurrent);
-  PROCGROUP_FIND(cuCtxSetCurrent);
-  PROCGROUP_FIND(cuCtxGetDevice);
-  PROCGROUP_FIND(cuCtxSynchronize);
-  PROCGROUP_FIND(cuStreamCreateWithPriority);
-  PROCGROUP_FIND(cuStreamDestroy);
-  PROCGROUP_FIND(cuStreamGetCtx);
-  PROCGROUP_FIND(cuStreamQuery);
-  PROCGROUP_FIND(cuStreamWaitEvent);
-  PROCGROUP_FIND(cuStreamWaitValue32, true);
-  PROCGROUP_FIND(cuStreamWriteValue32, true);
-  PROCGROUP_FIND(cuStreamGetCaptureInfo);
-  PROCGROUP_FIND(cuThreadExchangeStreamCaptureMode);
-  PROCGROUP_FIND(cuUserObjectCreate);
-  PROCGROUP_FIND(cuGraphRetainUserObject);
-  PROCGROUP_FIND(cuEventCreate);
-  PROCGROUP_FIND(cuEventRecord);
-  PROCGROUP_FIND(cuEventQuery);
-  PROCGROUP_FIND(cuMemHostRegister);
-  PROCGROUP_FIND(cuMemHostUnregister);
-  PROCGROUP_FIND(cuMemcpyAsync);
-  PROCGROUP_FIND(cuMemsetD8Async);
-  PROCGROUP_FIND(cuDeviceGetMemPool);
-  PROCGROUP_FIND(cuMemAllocFromPoolAsync);
-  PROCGROUP_FIND(cuMemFreeAsync);
-  PROCGROUP_FIND(cuPointerGetAttribute);
-#undef PROCGROUP_FIND
-  driver.require(driver.cuInit(0));
-  return driver;
-}
-
-}  // namespace
 
 const CudaDriver& CudaDriver::get() {
-  static const CudaDriver driver = load();
+  static const CudaDriver driver;
   return driver;
 }
 

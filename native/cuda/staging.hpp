@@ -16,7 +16,6 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/device_task.hpp"
 #include "cuda/gpu.hpp"
 
 namespace procgroup {

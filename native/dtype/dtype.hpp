@@ -1,11 +1,14 @@
-// Element types, and the one function that combines elements.
+// The table of element types, and the one function that combines elements.
 //
 // Vocabulary: a *source* is one rank's elements; sources are given in rank order and combined lower
 // rank first, so that every rank that combines the same sources gets the same bits.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "dtype/reduce_ops.hpp"
 
@@ -35,14 +38,60 @@ enum class Dtype : uint8_t {
 };
 inline constexpr int kDtypes = 20;
 
-size_t dtype_size(Dtype dtype);
+// What a dtype is, and the numbers by which other libraries know it.
+struct DtypeRow {
+  const char* name;  // NumPy's: "float32", "bfloat16"
+  size_t bytes;
+  unsigned kind;          // as in ReduceOpRow::takes
+  uint8_t dlpack;         // the type code of DLPack
+  int xla;                // xla/ffi/api/c_api.h
+  int nccl = kNotInNccl;  // ncclDataType_t, of those that NCCL reduces
+};
+
+// By Dtype.
+inline constexpr std::array<DtypeRow, kDtypes> kDtypeTable = {{
+    {"bool", 1, kBools, 6, 1},
+    {"int8", 1, kIntegers, 0, 2, 0},
+    {"uint8", 1, kIntegers, 1, 6, 1},
+    {"int16", 2, kIntegers, 0, 3},
+    {"uint16", 2, kIntegers, 1, 7},
+    {"int32", 4, kIntegers, 0, 4, 2},
+    {"uint32", 4, kIntegers, 1, 8, 3},
+    {"int64", 8, kIntegers, 0, 5, 4},
+    {"uint64", 8, kIntegers, 1, 9, 5},
+    {"float16", 2, kFloats, 2, 10, 6},
+    {"bfloat16", 2, kFloats, 4, 16, 9},
+    {"float32", 4, kFloats, 2, 11, 7},
+    {"float64", 8, kFloats, 2, 12, 8},
+    {"complex64", 8, kComplexes, 5, 15},
+    {"complex128", 16, kComplexes, 5, 18},
+    {"float8_e4m3fn", 1, kOpaque, 10, 20},
+    {"float8_e4m3fnuz", 1, kOpaque, 11, 25},
+    {"float8_e5m2", 1, kOpaque, 12, 19},
+    {"float8_e5m2fnuz", 1, kOpaque, 13, 24},
+    {"float8_e8m0fnu", 1, kOpaque, 14, 33},
+}};
+
+constexpr const DtypeRow& row_of(Dtype dtype) { return kDtypeTable[static_cast<size_t>(dtype)]; }
+constexpr size_t dtype_size(Dtype dtype) { return row_of(dtype).bytes; }
+constexpr const char* dtype_name(Dtype dtype) { return row_of(dtype).name; }
 // Floating point or complex.
 constexpr bool is_inexact(Dtype dtype) { return dtype >= Dtype::kFloat16; }
-const char* dtype_name(Dtype dtype);  // NumPy's name: "float32", "bfloat16"
 constexpr const char* reduce_op_name(ReduceOp op) { return row_of(op).name; }
 
+// The dtype whose row matches; nothing where none does.
+template <class Matches>
+constexpr std::optional<Dtype> find_dtype(Matches matches) {
+  for (size_t number = 0; number < kDtypes; ++number)
+    if (matches(kDtypeTable[number])) return static_cast<Dtype>(number);
+  return std::nullopt;
+}
+constexpr std::optional<Dtype> dtype_named(std::string_view name) {
+  return find_dtype([name](const DtypeRow& row) { return name == row.name; });
+}
+
 // Whether `op` means something on `dtype`: nothing does on float8.
-bool supports(ReduceOp op, Dtype dtype);
+constexpr bool supports(ReduceOp op, Dtype dtype) { return (row_of(op).takes & row_of(dtype).kind) != 0; }
 // The op that combines elements of a dtype where `op` is asked for and they are prepared; it has kernels.
 constexpr ReduceOp combining(ReduceOp op, Dtype dtype) {
   const ReduceOp combines = row_of(op).combines;

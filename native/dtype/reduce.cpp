@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "dtype/dtype.hpp"
-#include "dtype/instruction_set.hpp"
 #include "dtype/kernels.hpp"
 
 namespace procgroup {

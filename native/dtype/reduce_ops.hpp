@@ -43,6 +43,7 @@ enum class Preparation : uint8_t {
 };
 
 // The kinds of dtypes that an op takes.
+inline constexpr unsigned kOpaque = 0;  // moved, never reduced
 inline constexpr unsigned kBools = 1;
 inline constexpr unsigned kIntegers = 2;
 inline constexpr unsigned kFloats = 4;

@@ -25,11 +25,10 @@ constexpr std::array<const char*, kMpiFunctions> kNames = {
 constexpr size_t kLongestText = 4096;
 constexpr size_t kLargestStatus = 256;  // an MPI_Status takes some 20 to 40 bytes
 
-template <class Function>
-Function found(void* library, const char* name) {
-  void* const address = dlsym(library, name);
-  if (address == nullptr) throw std::runtime_error(std::string("the MPI library has no function ") + name);
-  return reinterpret_cast<Function>(address);
+void* loaded_library(const std::string& path) {
+  void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) throw std::runtime_error(path + " is not loaded");
+  return library;
 }
 
 // Make every NaN the same one: MPI may combine two of them in another order on each rank.
@@ -104,19 +103,18 @@ std::vector<std::byte> samples(Dtype dtype) {
 
 }  // namespace
 
-MpiLibrary::MpiLibrary(const std::string& path, MpiHandles handles) : handles_(std::move(handles)) {
-  void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) throw std::runtime_error(path + " is not loaded");
-  for (const char* name : kNames) large_ = large_ && dlsym(library, (std::string(name) + "_c").c_str()) != nullptr;
+FunctionAddress MpiLibrary::find(const std::string& name) const {
+  void* const address = dlsym(library_, name.c_str());
+  if (address == nullptr) throw std::runtime_error("the MPI library has no function " + name);
+  return {address};
+}
+
+MpiLibrary::MpiLibrary(const std::string& path, MpiHandles handles)
+    : handles_(std::move(handles)), library_(loaded_library(path)) {
+  for (const char* name : kNames) large_ = large_ && dlsym(library_, (std::string(name) + "_c").c_str()) != nullptr;
   for (size_t index = 0; index < kMpiFunctions; ++index)
-    functions_[index] = found<void*>(library, (kNames[index] + std::string(large_ ? "_c" : "")).c_str());
-  finalize_ = found<decltype(finalize_)>(library, "MPI_Finalize");
-  test_ = found<decltype(test_)>(library, "MPI_Test");
-  probe_ = found<decltype(probe_)>(library, "MPI_Iprobe");
-  error_class_ = found<decltype(error_class_)>(library, "MPI_Error_class");
-  error_string_ = found<decltype(error_string_)>(library, "MPI_Error_string");
-  reduce_local_ = found<decltype(reduce_local_)>(library, "MPI_Reduce_local");
-  const auto create = found<int (*)(Combine, int commutes, Word* operation)>(library, "MPI_Op_create");
+    functions_[index] = find(kNames[index] + std::string(large_ ? "_c" : "")).value;
+  int (*const create)(Combine, int commutes, Word* operation) = find("MPI_Op_create");
   for (int number = 0; number < kReduceOps * kDtypes; ++number) {
     const auto op = static_cast<ReduceOp>(number / kDtypes);
     const auto dtype = static_cast<Dtype>(number % kDtypes);

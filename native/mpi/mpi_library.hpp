@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/function_address.hpp"
 #include "dtype/dtype.hpp"
 
 namespace procgroup {
@@ -88,16 +89,20 @@ class MpiLibrary {
   // False where a process is lost; throws for any other error.
   bool succeeded(int code) const;
 
+  FunctionAddress find(const std::string& name) const;
+
   MpiHandles handles_;
+  void* const library_;
   bool large_ = true;
   std::array<void*, kMpiFunctions> functions_{};
-  int (*finalize_)() = nullptr;
+  int (*finalize_)() = find("MPI_Finalize");
   mutable std::future<void> finalized_;
-  int (*test_)(Word* request, int* flag, void* status) = nullptr;
-  int (*probe_)(Word source, Word tag, Word communicator, int* flag, void* status) = nullptr;
-  int (*reduce_local_)(const void* lower, void* both, int count, Word datatype, Word operation) = nullptr;
-  int (*error_class_)(int code, int* error_class) = nullptr;
-  int (*error_string_)(int code, char* text, int* length) = nullptr;
+  int (*test_)(Word* request, int* flag, void* status) = find("MPI_Test");
+  int (*probe_)(Word source, Word tag, Word communicator, int* flag, void* status) = find("MPI_Iprobe");
+  int (*reduce_local_)(const void* lower, void* both, int count, Word datatype,
+                       Word operation) = find("MPI_Reduce_local");
+  int (*error_class_)(int code, int* error_class) = find("MPI_Error_class");
+  int (*error_string_)(int code, char* text, int* length) = find("MPI_Error_string");
   std::array<std::array<Word, kDtypes>, kReduceOps> own_{};
 };
 

@@ -18,46 +18,6 @@ void* open_library(const std::string& path) {
   throw std::runtime_error(reason == nullptr ? "the loader finds none" : reason);
 }
 
-template <class Function>
-void find(void* library, Function& function, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr) throw std::runtime_error("it has no function " + std::string(name));
-}
-
-constexpr int kNone = -1;
-
-// NCCL's number of a type that it reduces.
-int number_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kInt8:
-      return 0;
-    case Dtype::kUint8:
-      return 1;
-    case Dtype::kInt32:
-      return 2;
-    case Dtype::kUint32:
-      return 3;
-    case Dtype::kInt64:
-      return 4;
-    case Dtype::kUint64:
-      return 5;
-    case Dtype::kFloat16:
-      return 6;
-    case Dtype::kFloat32:
-      return 7;
-    case Dtype::kFloat64:
-      return 8;
-    case Dtype::kBfloat16:
-      return 9;
-    default:
-      return kNone;
-  }
-}
-
-bool is_float(Dtype dtype) {
-  return dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16 || dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64;
-}
-
 // The real numbers of which complex ones consist: sums and means are theirs.
 Dtype part_of(Dtype dtype) {
   if (dtype == Dtype::kComplex64) return Dtype::kFloat32;
@@ -66,33 +26,12 @@ Dtype part_of(Dtype dtype) {
 
 }  // namespace
 
-NcclLibrary::NcclLibrary(const std::string& path) {
-  void* const library = open_library(path);
-#define PROCGROUP_FIND(NAME) find(library, NAME, #NAME)
-  PROCGROUP_FIND(ncclGetVersion);
-  PROCGROUP_FIND(ncclGetErrorString);
-  PROCGROUP_FIND(ncclGetLastError);
-  PROCGROUP_FIND(ncclGetUniqueId);
-  PROCGROUP_FIND(ncclCommInitRankConfig);
-  PROCGROUP_FIND(ncclCommGetAsyncError);
-  PROCGROUP_FIND(ncclCommFinalize);
-  PROCGROUP_FIND(ncclCommDestroy);
-  PROCGROUP_FIND(ncclCommAbort);
-  PROCGROUP_FIND(ncclGroupStart);
-  PROCGROUP_FIND(ncclGroupEnd);
-  PROCGROUP_FIND(ncclAllReduce);
-  PROCGROUP_FIND(ncclBroadcast);
-  PROCGROUP_FIND(ncclReduce);
-  PROCGROUP_FIND(ncclAllGather);
-  PROCGROUP_FIND(ncclReduceScatter);
-  PROCGROUP_FIND(ncclSend);
-  PROCGROUP_FIND(ncclRecv);
-  PROCGROUP_FIND(ncclRedOpCreatePreMulSum);
-  PROCGROUP_FIND(ncclRedOpDestroy);
-  PROCGROUP_FIND(ncclMemAlloc);
-  PROCGROUP_FIND(ncclMemFree);
-#undef PROCGROUP_FIND
-  ncclCommWindowRegister = reinterpret_cast<decltype(ncclCommWindowRegister)>(dlsym(library, "ncclCommWindowRegister"));
+NcclLibrary::NcclLibrary(const std::string& path) : library_(open_library(path)) {}
+
+FunctionAddress NcclLibrary::find(const char* name, bool is_optional) const {
+  void* const found = dlsym(library_, name);
+  if (found == nullptr && !is_optional) throw std::runtime_error("it has no function " + std::string(name));
+  return {found};
 }
 
 int NcclLibrary::version() const {
@@ -119,28 +58,15 @@ std::optional<NcclType> nccl_reduction(ReduceOp op, Dtype dtype) {
   const bool is_scaled = op == ReduceOp::kAvg || op == ReduceOp::kPremulSum;
   const Dtype element = op == ReduceOp::kSum || is_scaled ? part_of(dtype) : dtype;
   const int number = row_of(op).nccl;
-  if (number_of(element) == kNone || (number == kNotInNccl && op != ReduceOp::kPremulSum)) return std::nullopt;
-  if (is_scaled && !is_float(element)) return std::nullopt;
-  return NcclType{number_of(element), dtype_size(element), number};
+  if (row_of(element).nccl == kNotInNccl || (number == kNotInNccl && op != ReduceOp::kPremulSum)) return std::nullopt;
+  if (is_scaled && row_of(element).kind != kFloats) return std::nullopt;
+  return NcclType{row_of(element).nccl, dtype_size(element), number};
 }
 
 bool nccl_supports(OpKind op, Dtype dtype, ReduceOp reduce_op) {
-  switch (op) {
-    case OpKind::kAllReduce:
-    case OpKind::kReduce:
-    case OpKind::kReduceScatter:
-      return nccl_reduction(reduce_op, dtype).has_value();
-    case OpKind::kBroadcast:
-    case OpKind::kGather:
-    case OpKind::kAllGather:
-    case OpKind::kScatter:
-    case OpKind::kAllToAll:
-    case OpKind::kSend:
-    case OpKind::kRecv:
-      return true;
-    default:
-      return false;
-  }
+  const OperationRow& row = row_of(op);
+  if (row.reduces) return row.sources == Sources::kAll && nccl_reduction(reduce_op, dtype).has_value();
+  return row.input != Arrays::kNone || row.output != Arrays::kNone;
 }
 
 }  // namespace procgroup

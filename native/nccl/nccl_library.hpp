@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "base/function_address.hpp"
 #include "cuda/cuda_driver.hpp"
 #include "ops/descriptor.hpp"
 
@@ -23,6 +24,9 @@ struct NcclId {  // ncclUniqueId
 
 // Python's objects share it with threads, which let go of it without the language: as its own owner knows how.
 class NcclLibrary : public std::enable_shared_from_this<NcclLibrary> {
+  void* const library_;
+  FunctionAddress find(const char* name, bool is_optional = false) const;
+
  public:
   // The library that this process has loaded already, as torch does; else the one at `path`; else the system's. Throws
   // std::runtime_error, with the loader's text, where there is none.
@@ -32,31 +36,38 @@ class NcclLibrary : public std::enable_shared_from_this<NcclLibrary> {
   // Throws std::runtime_error, with NCCL's texts, unless a function has succeeded.
   void require(int result) const;
 
-  int (*ncclGetUniqueId)(NcclId* id);
-  int (*ncclCommInitRankConfig)(NcclHandle* communicator, int size, NcclId id, int rank, void* config);
-  int (*ncclCommGetAsyncError)(NcclHandle communicator, int* error);
-  int (*ncclCommFinalize)(NcclHandle communicator);
-  int (*ncclCommDestroy)(NcclHandle communicator);
-  int (*ncclCommAbort)(NcclHandle communicator);
-  int (*ncclGroupStart)();
-  int (*ncclGroupEnd)();
-  int (*ncclAllReduce)(const void*, void*, size_t count, int type, int op, NcclHandle, CudaStream);
-  int (*ncclBroadcast)(const void*, void*, size_t count, int type, int root, NcclHandle, CudaStream);
-  int (*ncclReduce)(const void*, void*, size_t count, int type, int op, int root, NcclHandle, CudaStream);
-  int (*ncclAllGather)(const void*, void*, size_t count, int type, NcclHandle, CudaStream);
-  int (*ncclReduceScatter)(const void*, void*, size_t count, int type, int op, NcclHandle, CudaStream);
-  int (*ncclSend)(const void*, size_t count, int type, int peer, NcclHandle, CudaStream);
-  int (*ncclRecv)(void*, size_t count, int type, int peer, NcclHandle, CudaStream);
-  int (*ncclRedOpCreatePreMulSum)(int* op, const void* factor, int type, int residence, NcclHandle);
-  int (*ncclRedOpDestroy)(int op, NcclHandle);
-  int (*ncclMemAlloc)(void** memory, size_t bytes);
-  int (*ncclMemFree)(void* memory);
-  int (*ncclCommWindowRegister)(NcclHandle, void* memory, size_t bytes, void** window, int flags);  // null before 2.27
+  int (*ncclGetUniqueId)(NcclId* id) = find("ncclGetUniqueId");
+  int (*ncclCommInitRankConfig)(NcclHandle* communicator, int size, NcclId id, int rank,
+                                void* config) = find("ncclCommInitRankConfig");
+  int (*ncclCommGetAsyncError)(NcclHandle communicator, int* error) = find("ncclCommGetAsyncError");
+  int (*ncclCommFinalize)(NcclHandle communicator) = find("ncclCommFinalize");
+  int (*ncclCommDestroy)(NcclHandle communicator) = find("ncclCommDestroy");
+  int (*ncclCommAbort)(NcclHandle communicator) = find("ncclCommAbort");
+  int (*ncclGroupStart)() = find("ncclGroupStart");
+  int (*ncclGroupEnd)() = find("ncclGroupEnd");
+  int (*ncclAllReduce)(const void*, void*, size_t count, int type, int op, NcclHandle,
+                       CudaStream) = find("ncclAllReduce");
+  int (*ncclBroadcast)(const void*, void*, size_t count, int type, int root, NcclHandle,
+                       CudaStream) = find("ncclBroadcast");
+  int (*ncclReduce)(const void*, void*, size_t count, int type, int op, int root, NcclHandle,
+                    CudaStream) = find("ncclReduce");
+  int (*ncclAllGather)(const void*, void*, size_t count, int type, NcclHandle, CudaStream) = find("ncclAllGather");
+  int (*ncclReduceScatter)(const void*, void*, size_t count, int type, int op, NcclHandle,
+                           CudaStream) = find("ncclReduceScatter");
+  int (*ncclSend)(const void*, size_t count, int type, int peer, NcclHandle, CudaStream) = find("ncclSend");
+  int (*ncclRecv)(void*, size_t count, int type, int peer, NcclHandle, CudaStream) = find("ncclRecv");
+  int (*ncclRedOpCreatePreMulSum)(int* op, const void* factor, int type, int residence,
+                                  NcclHandle) = find("ncclRedOpCreatePreMulSum");
+  int (*ncclRedOpDestroy)(int op, NcclHandle) = find("ncclRedOpDestroy");
+  int (*ncclMemAlloc)(void** memory, size_t bytes) = find("ncclMemAlloc");
+  int (*ncclMemFree)(void* memory) = find("ncclMemFree");
+  int (*ncclCommWindowRegister)(NcclHandle, void* memory, size_t bytes, void** window,
+                                int flags) = find("ncclCommWindowRegister", true);  // null before 2.27
 
  private:
-  int (*ncclGetVersion)(int* version);
-  const char* (*ncclGetErrorString)(int result);
-  const char* (*ncclGetLastError)(NcclHandle);
+  int (*ncclGetVersion)(int* version) = find("ncclGetVersion");
+  const char* (*ncclGetErrorString)(int result) = find("ncclGetErrorString");
+  const char* (*ncclGetLastError)(NcclHandle) = find("ncclGetLastError");
 };
 
 // In which elements NCCL handles memory, and by which operation it combines them.

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device_task.hpp"
+#include "cuda/gpu.hpp"
 #include "nccl/nccl_backend.hpp"
 
 namespace procgroup {

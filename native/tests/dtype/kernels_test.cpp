@@ -1,5 +1,7 @@
 // The element kernels at awkward addresses, for the sanitizers, and their speed. What they compute is
 // compared with NumPy by the Python tests.
+#include "dtype/kernels.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -8,7 +10,6 @@
 
 #include "base/clock.hpp"
 #include "dtype/dtype.hpp"
-#include "dtype/instruction_set.hpp"
 #include "dtype/partial.hpp"
 #include "tests/check.hpp"
 
