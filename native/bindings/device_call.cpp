@@ -3,17 +3,14 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <chrono>
-#include <sstream>
 #include <stdexcept>
-#include <thread>
 
 #include "cuda_array.hpp"
 #include "exceptions.hpp"
 #include "python_host.hpp"
 #include "python_task.hpp"
-#include "runtime/waiting.hpp"
 #include "torch_tensor.hpp"
+#include "xla/gpu_device.hpp"
 
 namespace nb = nanobind;
 
@@ -91,22 +88,15 @@ std::shared_ptr<StagedTask> stage(Request& request, std::shared_ptr<const KeptMe
 }
 
 void wait_until_copied(StagedTask& staged, int device, double seconds) {
-  constexpr int64_t kPauseNs = 50'000;
-  constexpr int kLooksBetweenSignals = 100;
-  const Deadline deadline = Deadline::after(seconds);
-  const bool is_copied = with_backend_error([&] {
-    Unlocked unlocked;
-    for (int looks = 0; !staged.ready(); ++looks) {
-      if (deadline.passed()) return false;
-      if (looks % kLooksBetweenSignals == 0) unlocked.check_signals();
-      std::this_thread::sleep_for(std::chrono::nanoseconds(kPauseNs));
-    }
-    return true;
-  });
-  if (is_copied) return;
-  std::ostringstream text;
-  text << "GPU " << device << " has not finished the work that was queued before the send, after " << seconds << " s.";
-  raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(text.str()));
+  UnlockedPythonRuntime language;
+  try {
+    with_backend_error([&] {
+      const Unlocked unlocked;
+      wait_until_copied(staged, device, "send", seconds, language);
+    });
+  } catch (const OperationFailed&) {
+    language.rethrow();
+  }
 }
 
 std::shared_ptr<NcclMemory> allocate_by_nccl(NcclBackend& backend, size_t bytes) {

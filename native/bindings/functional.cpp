@@ -4,7 +4,7 @@
 //
 //     tree        walk: its leaves, in the order of trees.flatten
 //     leaves      a Value for each: where its elements are, and a place for its results
-//     call        CompiledCall fuses the values of a dtype, as it does for XLA
+//     call        FunctionalCall fuses the values of a dtype, as for XLA
 //     results     the same tree, of what the places hold now
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -75,8 +75,8 @@ class Value {
 
   Dtype dtype() const { return dtype_; }
   bool is_integer() const { return kind_ == Kind::kInteger || kind_ == Kind::kBool; }
-  XlaArray input() { return {kind_ == Kind::kArray ? input_ : number_.data(), dtype_, input_count_}; }
-  XlaArray output() { return {kind_ == Kind::kArray ? output_ : results_.data(), dtype_, output_count_}; }
+  FlatArray input() { return {kind_ == Kind::kArray ? input_ : number_.data(), dtype_, input_count_}; }
+  FlatArray output() { return {kind_ == Kind::kArray ? output_ : results_.data(), dtype_, output_count_}; }
 
   // A new array, or a number; a list of numbers where there is one per rank.
   nb::object result() const {
@@ -294,10 +294,10 @@ nb::object PythonGroup::functional(const char* name, nb::handle tree, int root, 
                                    nb::handle combine, uint64_t tag) {
   const auto not_usual = [] { return nb::borrow(Py_NotImplemented); };
   if (only_checks_ || is_intercepted() || !runs_compiled() || inside_transfer()) return not_usual();
-  CompiledCall::Options options{.op = op_from_name(name), .root = root, .source = source, .tag = tag};
+  FunctionalCall call{.op = op_from_name(name), .root = root, .source = source, .tag = tag};
   const auto size = static_cast<size_t>(group_->size());
-  const size_t takes = has_input_blocks(options.op) ? size : 0;
-  const size_t returns = has_output_blocks(options.op) ? size : 0;
+  const size_t takes = has_input_blocks(call.op) ? size : 0;
+  const size_t returns = has_output_blocks(call.op) ? size : 0;
   std::vector<nb::handle> leaves;
   std::vector<Value> values;
   try {
@@ -307,35 +307,36 @@ nb::object PythonGroup::functional(const char* name, nb::handle tree, int root, 
     const bool is_alone = leaves.size() == 1;
     for (const nb::handle leaf : leaves) {
       Value& value = values.emplace_back(leaf, takes, returns);
-      if (!value.is_integer() || (is_alone && !reduces(options.op))) continue;
-      const bool is_op_of_integers = PyLong_Check(op.ptr()) && options.op == OpKind::kAllReduce;
+      if (!value.is_integer() || (is_alone && !reduces(call.op))) continue;
+      const bool is_op_of_integers = PyLong_Check(op.ptr()) && call.op == OpKind::kAllReduce;
       if (!is_alone || !is_op_of_integers || tree.ptr() != leaf.ptr()) return not_usual();
       return reduce_integer(leaf, op, combine);
     }
   } catch (const Value::NotUsual&) {
     return not_usual();
   }
-  XlaArrays given, results;
+  FlatArrays given, results;
   bool are_alike = true;
   for (Value& value : values) {
-    if (reduces(options.op)) {
+    if (reduces(call.op)) {
       const Reduction reduction = site(name).reduction(op, value.dtype());
-      options.reduce_op = reduction.op;
-      options.factor = reduction.factor;
+      call.reduce_op = reduction.op;
+      call.factor = reduction.factor;
     }
     given.push_back(value.input());
     results.push_back(value.output());
     are_alike = are_alike && value.dtype() == given.front().dtype;
   }
-  options.line = engine_->source_line();
+  call.line = engine_->source_line();
   PythonRuntime language(engine_->rank_threads());
   try {
     if (are_alike) {
-      CompiledCall::run_on_host(*group_, options, given, results, seconds_in_force(), language);
+      HostDevice device(*group_, seconds_in_force(), language);
+      call.run(device, given, results);
     } else {
       std::vector<Dtype> dtypes;
-      for (const XlaArray& array : given) dtypes.push_back(array.dtype);
-      CompiledCall(options, dtypes).run(*group_, given, results, seconds_in_force(), language);
+      for (const FlatArray& array : given) dtypes.push_back(array.dtype);
+      CompiledCall(call, dtypes).run(*group_, given, results, seconds_in_force(), language);
     }
     language.rethrow();
   } catch (const OperationFailed& failed) {

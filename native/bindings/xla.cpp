@@ -27,22 +27,19 @@ constexpr const char* kAttribute = "call";
 
 class PythonCompiledCall {
  public:
-  PythonCompiledCall(const PythonGroup& group, const CompiledCall::Options& options, const std::vector<Dtype>& dtypes,
+  PythonCompiledCall(const PythonGroup& group, const FunctionalCall& call, const std::vector<Dtype>& dtypes,
                      nb::object run, nb::object describe_error)
-      : group_(group.direct()),
-        call_(options, dtypes),
-        run_(std::move(run)),
-        describe_error_(std::move(describe_error)) {}
+      : group_(group.direct()), call_(call, dtypes), run_(std::move(run)), describe_error_(std::move(describe_error)) {}
 
   // `stream` is XLA's on a GPU, and null on a CPU. Throws nb::python_error.
-  void run(const XlaArrays& given, const XlaArrays& results, CudaStream stream) const {
+  void run(const FlatArrays& given, const FlatArrays& results, CudaStream stream) const {
     UnlockedPythonRuntime language;
     try {
       const bool is_direct = group_.runs_compiled() && !inside_transfer();
       std::optional<XlaGpu> gpu;
       if (stream != nullptr) gpu.emplace(stream, is_direct ? load_nccl() : nullptr);
       if (!is_direct) {
-        const auto run = [this](const XlaArrays& from, const XlaArrays& to) { run_in_python(from, to); };
+        const auto run = [this](const FlatArrays& from, const FlatArrays& to) { run_in_python(from, to); };
         if (gpu) return run_on_copies(*gpu, given, results, group_.seconds(), language, run);
         return run(given, results);
       }
@@ -89,11 +86,11 @@ class PythonCompiledCall {
 
   // By the group's methods, where another backend moves the elements, or the group is in a state that looks at its
   // calls.
-  void run_in_python(const XlaArrays& given, const XlaArrays& results) const {
+  void run_in_python(const FlatArrays& given, const FlatArrays& results) const {
     const Relocked relocked;
-    const auto views = [](const XlaArrays& arrays, int access) {
+    const auto views = [](const FlatArrays& arrays, int access) {
       nb::list list;
-      for (const XlaArray& array : arrays)
+      for (const FlatArray& array : arrays)
         list.append(nb::steal(PyMemoryView_FromMemory(
             static_cast<char*>(array.data), static_cast<Py_ssize_t>(array.count * dtype_size(array.dtype)), access)));
       return list;
@@ -150,17 +147,17 @@ class Registered {
 void compile(Registered* self, const PythonGroup& group, const char* name, const std::vector<std::string>& dtypes,
              int root, int source, nb::handle op, uint64_t tag, uint32_t line, nb::object run,
              nb::object describe_error) {
-  CompiledCall::Options options{.op = op_from_name(name), .root = root, .source = source, .tag = tag, .line = line};
+  FunctionalCall call{.op = op_from_name(name), .root = root, .source = source, .tag = tag, .line = line};
   std::vector<Dtype> types;
   for (const std::string& dtype : dtypes) types.push_back(dtype_from_name(dtype.c_str()));
-  if (reduces(options.op))
+  if (reduces(call.op))
     for (const Dtype dtype : types) {
       const Reduction reduction = group.site(name).reduction(op, dtype);
-      options.reduce_op = reduction.op;
-      options.factor = reduction.factor;
+      call.reduce_op = reduction.op;
+      call.factor = reduction.factor;
     }
   new (self) Registered(std::shared_ptr<const PythonCompiledCall>(
-      new PythonCompiledCall(group, options, types, std::move(run), std::move(describe_error)),
+      new PythonCompiledCall(group, call, types, std::move(run), std::move(describe_error)),
       &delete_with_lock<const PythonCompiledCall>));
 }
 

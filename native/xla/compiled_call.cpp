@@ -1,7 +1,6 @@
 #include "xla/compiled_call.hpp"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <stdexcept>
 #include <string_view>
@@ -10,34 +9,10 @@
 namespace procgroup {
 namespace {
 
-constexpr std::array<std::pair<xla::DataType, Dtype>, kDtypes> kDtypesOfXla{{
-    {xla::DataType::kBool, Dtype::kBool},
-    {xla::DataType::kInt8, Dtype::kInt8},
-    {xla::DataType::kInt16, Dtype::kInt16},
-    {xla::DataType::kInt32, Dtype::kInt32},
-    {xla::DataType::kInt64, Dtype::kInt64},
-    {xla::DataType::kUint8, Dtype::kUint8},
-    {xla::DataType::kUint16, Dtype::kUint16},
-    {xla::DataType::kUint32, Dtype::kUint32},
-    {xla::DataType::kUint64, Dtype::kUint64},
-    {xla::DataType::kFloat16, Dtype::kFloat16},
-    {xla::DataType::kBfloat16, Dtype::kBfloat16},
-    {xla::DataType::kFloat32, Dtype::kFloat32},
-    {xla::DataType::kFloat64, Dtype::kFloat64},
-    {xla::DataType::kComplex64, Dtype::kComplex64},
-    {xla::DataType::kComplex128, Dtype::kComplex128},
-    {xla::DataType::kFloat8E4m3fn, Dtype::kFloat8E4m3fn},
-    {xla::DataType::kFloat8E4m3fnuz, Dtype::kFloat8E4m3fnuz},
-    {xla::DataType::kFloat8E5m2, Dtype::kFloat8E5m2},
-    {xla::DataType::kFloat8E5m2fnuz, Dtype::kFloat8E5m2fnuz},
-    {xla::DataType::kFloat8E8m0fnu, Dtype::kFloat8E8m0fnu},
-}};
-
-Dtype dtype_of(xla::DataType dtype) {
-  for (const auto& [known, found] : kDtypesOfXla)
-    if (known == dtype) return found;
-  throw std::invalid_argument("XLA gives an array of type " + std::to_string(static_cast<int>(dtype)) +
-                              ", which cannot be sent");
+Dtype dtype_of(xla::DataType type) {
+  const std::optional<Dtype> found = find_dtype([type](const DtypeRow& row) { return row.xla == type; });
+  if (found) return *found;
+  throw std::invalid_argument("XLA gives an array of type " + std::to_string(type) + ", which cannot be sent");
 }
 
 std::byte no_elements{};
@@ -51,72 +26,15 @@ xla::Metadata* metadata_of(const xla::CallFrame& frame) {
   return reinterpret_cast<const xla::MetadataExtension*>(extension)->metadata;
 }
 
-void run_collective(ArrayPlace& place, const CompiledCall::Options& options, const Bundle& given,
-                    const Bundle& result) {
-  const OpKind op = options.op;
-  const bool is_root = place.group().rank() == options.root;
-  Request request;
-  request.source = options.line;
-  request.descriptor.op = op;
-  request.descriptor.dtype = given.dtype();
-  request.descriptor.root = options.root;
-  // The blocks of an all_to_all are described elsewhere, by pair of ranks.
-  request.descriptor.count = op == OpKind::kAllToAll ? 0 : given.width();
-  if (reduces(op)) {
-    request.descriptor.reduce_op = options.reduce_op;
-    request.factor = options.factor;
-  }
-  if (has_input_blocks(op))
-    request.inputs = given.rows();
-  else
-    request.input = given.data();
-  if (has_output_blocks(op))
-    request.outputs = result.rows();
-  else
-    request.output = result.data();
-  if (op == OpKind::kBroadcast) {  // which works on one array
-    if (is_root) place.copy(result.data(), given.data(), result.bytes());
-    request.input = result.data();
-  }
-  place.run(std::move(request));
-  if (op == OpKind::kReduce && !is_root) place.clear(result.data(), result.bytes());
-}
-
-void exchange(ArrayPlace& place, const CompiledCall::Options& options, const Bundle& given, const Bundle& result) {
-  if (options.root == place.group().rank())  // then it is the source, too
-    return place.copy(result.data(), given.data(), result.bytes());
-  const auto message = [&](OpKind op, const Bundle& array, int peer) {
-    MessageRequest request{op, array.data(), array.width(), array.dtype(), peer, options.tag};
-    request.source = options.line;
-    return request;
-  };
-  place.exchange(message(OpKind::kSend, given, options.root), message(OpKind::kRecv, result, options.source));
-}
-
-void run_bundle(ArrayPlace& place, const CompiledCall::Options& options, const XlaArrays& inputs,
-                const XlaArrays& outputs) {
-  const OpKind op = options.op;
-  const auto size = static_cast<size_t>(place.group().size());
-  const Bundle given(place, inputs, has_input_blocks(op) ? size : 1);
-  const Bundle result(place, outputs, has_output_blocks(op) ? size : 1);
-  if (given.width() != result.width()) throw std::invalid_argument("XLA gives results of another size");
-  given.pack();
-  if (op == OpKind::kSend)
-    exchange(place, options, given, result);
-  else
-    run_collective(place, options, given, result);
-  result.unpack();
-}
-
 }  // namespace
 
-XlaArrays arrays_of(const xla::Buffers& buffers) {
-  XlaArrays arrays;
+FlatArrays arrays_of(const xla::Buffers& buffers) {
+  FlatArrays arrays;
   for (int64_t index = 0; index < buffers.size; ++index) {
     const xla::Buffer& buffer = *buffers.buffers[index];
     if (buffers.types[index] != xla::kBufferType || buffer.struct_size < sizeof(xla::Buffer))
       throw std::invalid_argument("XLA gives an argument that is not a buffer");
-    if (buffer.dtype == xla::DataType::kToken) continue;
+    if (buffer.dtype == xla::kToken) continue;
     size_t count = 1;
     for (int64_t dimension = 0; dimension < buffer.rank; ++dimension)
       count *= static_cast<size_t>(buffer.dimensions[dimension]);
@@ -131,7 +49,7 @@ uint64_t attribute_of(const xla::Attributes& attributes, const char* name) {
     if (std::string_view(found.data, found.size) != name || attributes.types[index] != xla::AttributeType::kScalar)
       continue;
     const auto& scalar = *static_cast<const xla::Scalar*>(attributes.values[index]);
-    if (scalar.dtype == xla::DataType::kUint64) return *static_cast<const uint64_t*>(scalar.value);
+    if (scalar.dtype == xla::type_of(Dtype::kUint64)) return *static_cast<const uint64_t*>(scalar.value);
   }
   throw std::invalid_argument(std::string("XLA gives no attribute `") + name + "` of uint64");
 }
@@ -172,46 +90,41 @@ bool answer_metadata(const xla::CallFrame& frame) {
   return true;
 }
 
-CompiledCall::CompiledCall(Options options, const std::vector<Dtype>& dtypes) : options_(options), dtypes_(dtypes) {
+CompiledCall::CompiledCall(FunctionalCall call, const std::vector<Dtype>& dtypes) : call_(call), dtypes_(dtypes) {
   std::map<std::string_view, std::vector<size_t>> by_name;
   for (size_t index = 0; index < dtypes.size(); ++index) by_name[dtype_name(dtypes[index])].push_back(index);
   for (auto& [name, indices] : by_name) bundles_.push_back(std::move(indices));
 }
 
-void CompiledCall::require_compiled(const XlaArrays& arrays) const {
-  if (!std::ranges::equal(arrays, dtypes_, {}, &XlaArray::dtype))
+void CompiledCall::require_compiled(const FlatArrays& arrays) const {
+  if (!std::ranges::equal(arrays, dtypes_, {}, &FlatArray::dtype))
     throw std::invalid_argument("XLA gives other arrays than those that were compiled");
 }
 
 bool CompiledCall::goes_by_nccl(const NcclBackend& nccl, Dtype dtype) const {
-  return nccl.supports(options_.op, dtype, reduces(options_.op) ? options_.reduce_op : ReduceOp::kSum);
-}
-
-void CompiledCall::run_on_host(Group& group, const Options& options, const XlaArrays& given, const XlaArrays& results,
-                               double seconds, LanguageRuntime& language) {
-  HostPlace place(group, seconds, language);
-  run_bundle(place, options, given, results);
+  return nccl.supports(call_.op, dtype, reduces(call_.op) ? call_.reduce_op : ReduceOp::kSum);
 }
 
 bool CompiledCall::uses(const NcclBackend& nccl) const {
   return std::ranges::any_of(dtypes_, [&](Dtype dtype) { return goes_by_nccl(nccl, dtype); });
 }
 
-void CompiledCall::run(Group& group, const XlaArrays& given, const XlaArrays& results, double seconds,
+void CompiledCall::run(Group& group, const FlatArrays& given, const FlatArrays& results, double seconds,
                        LanguageRuntime& language, const XlaGpu* gpu) const {
   require_compiled(given);
   require_compiled(results);
-  if (options_.op == OpKind::kBarrier) {
+  if (call_.op == OpKind::kBarrier) {
     Request request;
-    request.source = options_.line;
+    request.source = call_.line;
     request.after_device_work = true;
     return group.run(request, seconds, language);
   }
-  const auto on_host = [&](const XlaArrays& inputs, const XlaArrays& outputs) {
-    run_on_host(group, options_, inputs, outputs, seconds, language);
+  const auto on_host = [&](const FlatArrays& inputs, const FlatArrays& outputs) {
+    HostDevice device(group, seconds, language);
+    call_.run(device, inputs, outputs);
   };
   for (const std::vector<size_t>& indices : bundles_) {
-    XlaArrays inputs, outputs;
+    FlatArrays inputs, outputs;
     for (const size_t index : indices) {
       inputs.push_back(given[index]);
       outputs.push_back(results[index]);
@@ -219,8 +132,8 @@ void CompiledCall::run(Group& group, const XlaArrays& given, const XlaArrays& re
     if (gpu == nullptr) {
       on_host(inputs, outputs);
     } else if (gpu->nccl && goes_by_nccl(*gpu->nccl, inputs.front().dtype)) {
-      NcclPlace place(group, seconds, language, *gpu, options_.op);
-      run_bundle(place, options_, inputs, outputs);
+      GpuDevice device(group, seconds, language, *gpu, call_.op);
+      call_.run(device, inputs, outputs);
     } else {
       run_on_copies(*gpu, inputs, outputs, seconds, language, on_host);
     }

@@ -1,7 +1,6 @@
 // A call that XLA has compiled as part of a function, on the buffers that XLA gives it.
 //
-// Arrays of one dtype go through one call, side by side as procgroup.functional.fusing has them, so that ranks inside
-// and outside of a compiled function make the same calls. One array of a dtype is used where it is; several are copied.
+// Arrays of one dtype go through one call, so that ranks inside and outside of a compiled function make the same calls.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +9,13 @@
 #include <vector>
 
 #include "xla/ffi.hpp"
-#include "xla/gpu_place.hpp"
+#include "xla/gpu_device.hpp"
 
 namespace procgroup {
 
 // Read the buffers of a call but for tokens, which order calls and have no memory. Throws std::invalid_argument for
 // what is not a buffer of a dtype that can be sent.
-XlaArrays arrays_of(const xla::Buffers& buffers);
+FlatArrays arrays_of(const xla::Buffers& buffers);
 // Return the attribute `name`, a scalar of uint64. Throws std::invalid_argument where there is none.
 uint64_t attribute_of(const xla::Attributes& attributes, const char* name);
 // Read the stream of a call on a GPU; return XLA's error where it gives none.
@@ -29,21 +28,7 @@ bool answer_metadata(const xla::CallFrame& frame);
 
 class CompiledCall {
  public:
-  struct Options {
-    OpKind op;        // kSend also receives
-    int root = -1;    // of kSend the destination
-    int source = -1;  // of kSend
-    ReduceOp reduce_op = ReduceOp::kSum;
-    double factor = 1.0;  // of PREMUL_SUM
-    uint64_t tag = 0;     // of kSend
-    uint32_t line = 0;    // number of the source line that was traced: see Recorder
-  };
-
-  CompiledCall(Options options, const std::vector<Dtype>& dtypes);
-
-  // Make a call of arrays of one dtype in host memory. Blocking; throws as run().
-  static void run_on_host(Group& group, const Options& options, const XlaArrays& given, const XlaArrays& results,
-                          double seconds, LanguageRuntime& language);
+  CompiledCall(FunctionalCall call, const std::vector<Dtype>& dtypes);
 
   // Whether NCCL makes calls of it on a GPU.
   bool uses(const NcclBackend& nccl) const;
@@ -52,14 +37,14 @@ class CompiledCall {
   // the group's next call. Calls that NCCL does not have go through host memory. Throws
   // OperationFailed, std::invalid_argument for other arrays than those that were compiled and for another GPU than the
   // group's, and std::runtime_error for an error of the GPU.
-  void run(Group& group, const XlaArrays& given, const XlaArrays& results, double seconds, LanguageRuntime& language,
+  void run(Group& group, const FlatArrays& given, const FlatArrays& results, double seconds, LanguageRuntime& language,
            const XlaGpu* gpu = nullptr) const;
 
  private:
-  void require_compiled(const XlaArrays& arrays) const;
+  void require_compiled(const FlatArrays& arrays) const;
   bool goes_by_nccl(const NcclBackend& nccl, Dtype dtype) const;
 
-  Options options_;
+  FunctionalCall call_;
   std::vector<Dtype> dtypes_;
   std::vector<std::vector<size_t>> bundles_;  // the indices of the arrays of one dtype, by its name
 };

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "dtype/dtype.hpp"
+
 namespace procgroup::xla {
 
 inline constexpr int kMajorVersion = 0;
@@ -20,29 +22,10 @@ enum class ErrorCode : int { kInternal = 13 };
 enum class ExtensionType : int { kMetadata = 1 };
 enum class Stage : int { kInstantiate, kPrepare, kInitialize, kExecute };
 enum class AttributeType : int { kArray = 1, kDictionary, kScalar, kString };
-enum class DataType : int {
-  kBool = 1,
-  kInt8 = 2,
-  kInt16 = 3,
-  kInt32 = 4,
-  kInt64 = 5,
-  kUint8 = 6,
-  kUint16 = 7,
-  kUint32 = 8,
-  kUint64 = 9,
-  kFloat16 = 10,
-  kFloat32 = 11,
-  kFloat64 = 12,
-  kComplex64 = 15,
-  kBfloat16 = 16,
-  kToken = 17,
-  kComplex128 = 18,
-  kFloat8E5m2 = 19,
-  kFloat8E4m3fn = 20,
-  kFloat8E5m2fnuz = 24,
-  kFloat8E4m3fnuz = 25,
-  kFloat8E8m0fnu = 33,
-};
+// The number of an element type: that of a dtype, or of a token, which has no elements.
+using DataType = int;
+inline constexpr DataType kToken = 17;
+constexpr DataType type_of(Dtype dtype) { return row_of(dtype).xla; }
 
 // What XLA attaches to a structure: a list.
 struct Extension {

@@ -44,11 +44,11 @@ void test_each_operation(size_t first, size_t second) {
         given[which] = elements<int32_t>(rank, given_rows * counts[which]);
         results[which].assign(result_rows * counts[which], -1);
         const auto count = static_cast<int64_t>(counts[which]);
-        arguments.add(xla::DataType::kInt32, given[which], {static_cast<int64_t>(given_rows), count});
-        made.add(xla::DataType::kInt32, results[which], {static_cast<int64_t>(result_rows), count});
+        arguments.add(xla::type_of(Dtype::kInt32), given[which], {static_cast<int64_t>(given_rows), count});
+        made.add(xla::type_of(Dtype::kInt32), results[which], {static_cast<int64_t>(result_rows), count});
         if (which == 0) {
-          arguments.add(xla::DataType::kUint8, other, {static_cast<int64_t>(given_rows)});
-          made.add(xla::DataType::kUint8, other_result, {static_cast<int64_t>(result_rows)});
+          arguments.add(xla::type_of(Dtype::kUint8), other, {static_cast<int64_t>(given_rows)});
+          made.add(xla::type_of(Dtype::kUint8), other_result, {static_cast<int64_t>(result_rows)});
         }
       }
       NoRuntime language;
@@ -84,8 +84,8 @@ void test_a_message_outlives_a_failed_exchange() {
     std::vector<int32_t> result(kLarge);
     FakeBuffers arguments;
     FakeBuffers made;
-    arguments.add(xla::DataType::kInt32, *given, {kLarge});
-    made.add(xla::DataType::kInt32, result, {kLarge});
+    arguments.add(xla::type_of(Dtype::kInt32), *given, {kLarge});
+    made.add(xla::type_of(Dtype::kInt32), result, {kLarge});
     const CompiledCall call({.op = OpKind::kSend, .root = 1, .source = 1, .tag = 5}, {Dtype::kInt32});
     try {
       call.run(group, arguments.arrays(), made.arrays(), 20, language);
@@ -113,20 +113,20 @@ void test_other_frames_are_refused() {
   std::vector<Rank> world = make_world(1);
   std::vector<int32_t> data(4);
   FakeBuffers arguments;
-  arguments.add(xla::DataType::kInt32, data, {2, 2});
+  arguments.add(xla::type_of(Dtype::kInt32), data, {2, 2});
   CHECK_EQUAL(arguments.arrays().size(), size_t{1});
   CHECK_EQUAL(arguments.arrays()[0].count, size_t{4});
   NoRuntime language;
   const CompiledCall call({.op = OpKind::kAllReduce}, {Dtype::kFloat32});
   CHECK(is_refused([&] { call.run(*world[0].group, arguments.arrays(), arguments.arrays(), 1, language); }));
   FakeBuffers unknown;
-  unknown.add(static_cast<xla::DataType>(30), data, {4});
+  unknown.add(30, data, {4});
   CHECK(is_refused([&] { unknown.arrays(); }));
 
   xla::ByteSpan name{"call", 4};
   xla::ByteSpan* names[] = {&name};
   uint64_t number = 7;
-  xla::Scalar scalar{xla::DataType::kUint64, &number};
+  xla::Scalar scalar{xla::type_of(Dtype::kUint64), &number};
   void* values[] = {&scalar};
   xla::AttributeType types[] = {xla::AttributeType::kScalar};
   const xla::Attributes attributes{sizeof(xla::Attributes), nullptr, 1, types, names, values};

@@ -12,7 +12,7 @@ namespace procgroup {
 // The arguments or the results of a call: a token, and arrays.
 class FakeBuffers {
  public:
-  FakeBuffers() { add(xla::DataType::kToken, nullptr, {}); }
+  FakeBuffers() { add(xla::kToken, nullptr, {}); }
   template <class Element>
   void add(xla::DataType dtype, std::vector<Element>& elements, std::vector<int64_t> dimensions) {
     add(dtype, elements.data(), std::move(dimensions));
@@ -28,7 +28,7 @@ class FakeBuffers {
   xla::Buffers all() {
     return {sizeof(xla::Buffers), nullptr, static_cast<int64_t>(types_.size()), types_.data(), pointers_.data()};
   }
-  std::vector<XlaArray> arrays() { return arrays_of(all()); }
+  std::vector<FlatArray> arrays() { return arrays_of(all()); }
 
  private:
   std::vector<std::unique_ptr<std::vector<int64_t>>> dimensions_;

@@ -33,14 +33,14 @@ class DeviceBuffers {
   }
 
   void add(const std::vector<int64_t>& elements, Dtype dtype = Dtype::kInt64) {
-    const xla::DataType type = dtype == Dtype::kInt64 ? xla::DataType::kInt64 : xla::DataType::kUint64;
+    const xla::DataType type = xla::type_of(dtype == Dtype::kInt64 ? Dtype::kInt64 : Dtype::kUint64);
     counts_.push_back(elements.size());
     arrays_.emplace_back(gpu_, stream_, std::max(elements.size(), size_t{1}));
     if (!elements.empty()) arrays_.back().write(elements);
     void* const data = elements.empty() ? nullptr : reinterpret_cast<void*>(arrays_.back().span().address);
     buffers_.add(type, data, {static_cast<int64_t>(elements.size())});
   }
-  XlaArrays all() { return buffers_.arrays(); }
+  FlatArrays all() { return buffers_.arrays(); }
   std::vector<int64_t> read(size_t index) const {
     std::vector<int64_t> values = arrays_[index].read();
     values.resize(counts_[index]);
@@ -158,8 +158,8 @@ void ranks_on_gpus_and_on_cpus_meet_in_host_memory() {
     }
     std::vector<int64_t> one = elements<int64_t>(0, 7), two = one, first(7), second(7);
     FakeBuffers given, results;
-    for (auto* array : {&one, &two}) given.add(xla::DataType::kInt64, *array, {7});
-    for (auto* array : {&first, &second}) results.add(xla::DataType::kInt64, *array, {7});
+    for (auto* array : {&one, &two}) given.add(xla::type_of(Dtype::kInt64), *array, {7});
+    for (auto* array : {&first, &second}) results.add(xla::type_of(Dtype::kInt64), *array, {7});
     NoRuntime language;
     call.run(mine.group, given.arrays(), results.arrays(), kLong, language);
     CHECK_EQUAL(first, sums);

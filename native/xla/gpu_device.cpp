@@ -1,4 +1,4 @@
-#include "xla/gpu_place.hpp"
+#include "xla/gpu_device.hpp"
 
 #include <chrono>
 #include <optional>
@@ -8,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "cuda/staging.hpp"
 #include "group/group_operation.hpp"
 
 namespace procgroup {
@@ -25,30 +24,16 @@ std::vector<DeviceSpan> spans_of(const std::vector<Block>& blocks, Dtype dtype) 
   return spans;
 }
 
-std::vector<DeviceSpan> spans_of(const XlaArrays& arrays) {
+std::vector<DeviceSpan> spans_of(const FlatArrays& arrays) {
   std::vector<DeviceSpan> spans;
-  for (const XlaArray& array : arrays) spans.push_back({address_of(array.data), array.count * dtype_size(array.dtype)});
+  for (const FlatArray& array : arrays)
+    spans.push_back({address_of(array.data), array.count * dtype_size(array.dtype)});
   return spans;
 }
 
-XlaArrays moved_to(const std::vector<void*>& places, XlaArrays arrays) {
+FlatArrays moved_to(const std::vector<void*>& places, FlatArrays arrays) {
   for (size_t index = 0; index < arrays.size(); ++index) arrays[index].data = places[index];
   return arrays;
-}
-
-void wait_until_copied(StagedTask& staged, int device, double seconds, LanguageRuntime& language) {
-  const Deadline deadline = Deadline::after(seconds);
-  for (int looks = 1; !staged.ready(); ++looks) {
-    if (looks % kLooksBetweenSignals == 0 && language.interrupted())
-      throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, {}};
-    if (deadline.passed()) {
-      std::ostringstream text;
-      text << "GPU " << device << " has not finished the work that was queued before the call, after " << seconds
-           << " s.";
-      throw std::runtime_error(text.str());
-    }
-    std::this_thread::sleep_for(kPause);
-  }
 }
 
 }  // namespace
@@ -60,15 +45,15 @@ XlaGpu::XlaGpu(CudaStream its_stream, std::shared_ptr<NcclBackend> backend)
     throw std::runtime_error("XLA captures this call into a CUDA graph, in which the ranks could not compare it");
 }
 
-NcclPlace::NcclPlace(Group& group, double seconds, LanguageRuntime& language, const XlaGpu& gpu, OpKind op)
-    : ArrayPlace(group, seconds, language), nccl_(gpu.nccl), gpu_(gpu.gpu), stream_(gpu.stream), on_gpu_(gpu.gpu) {
+GpuDevice::GpuDevice(Group& group, double seconds, LanguageRuntime& language, const XlaGpu& gpu, OpKind op)
+    : CallDevice(group, seconds, language), nccl_(gpu.nccl), gpu_(gpu.gpu), stream_(gpu.stream), on_gpu_(gpu.gpu) {
   if (!nccl_->use(gpu_.number())) throw std::invalid_argument(nccl_->refusal_of(op, gpu_.number()));
   if (is_message(op)) return;
   issuing_ = std::unique_lock(nccl_->issuing());
   has_gate_ = nccl_->has_gate();
 }
 
-std::shared_ptr<std::byte[]> NcclPlace::allocate(size_t bytes) {
+std::shared_ptr<std::byte[]> GpuDevice::allocate(size_t bytes) {
   const auto free = [&gpu = gpu_, stream = stream_](std::byte* memory) {
     try {
       const OnGpu on_gpu(gpu);
@@ -81,16 +66,16 @@ std::shared_ptr<std::byte[]> NcclPlace::allocate(size_t bytes) {
   return memory;
 }
 
-void NcclPlace::copy(void* to, const void* from, size_t bytes) const {
+void GpuDevice::copy(void* to, const void* from, size_t bytes) const {
   if (bytes != 0) gpu_.copy(stream_, address_of(to), address_of(from), bytes);
 }
 
-void NcclPlace::clear(void* at, size_t bytes) const {
+void GpuDevice::clear(void* at, size_t bytes) const {
   if (bytes != 0) gpu_.clear(stream_, address_of(at), bytes);
 }
 
 // As PythonGroup::issue_to_nccl.
-void NcclPlace::run(Request request) {
+void GpuDevice::run(Request request) {
   Descriptor& call = request.descriptor;
   const std::vector<Block> input{{const_cast<void*>(request.input), call.count}}, output{{request.output, call.count}};
   const auto task = task_for({.op = call.op,
@@ -120,7 +105,7 @@ void NcclPlace::run(Request request) {
 }
 
 // A message that fails ends the group, and with it the other message: the failure of the first is raised.
-void NcclPlace::exchange(MessageRequest sent, MessageRequest received) {
+void GpuDevice::exchange(MessageRequest sent, MessageRequest received) {
   const std::shared_ptr<GroupOperation> sending = start(sent), receiving = start(received);
   std::optional<OperationFailed> failed;
   for (GroupOperation* const operation : {receiving.get(), sending.get()}) {
@@ -135,13 +120,13 @@ void NcclPlace::exchange(MessageRequest sent, MessageRequest received) {
 }
 
 // What has no gate may still use its memory when this call has failed.
-std::shared_ptr<NcclTask> NcclPlace::task_for(NcclCall call) const {
+std::shared_ptr<NcclTask> GpuDevice::task_for(NcclCall call) const {
   std::shared_ptr<const void> owner;
   if (!has_gate_) owner = std::make_shared<std::vector<std::shared_ptr<std::byte[]>>>(allocated_);
   return std::make_shared<NcclTask>(nccl_, std::move(call), std::vector{stream_}, true, std::move(owner));
 }
 
-std::shared_ptr<GroupOperation> NcclPlace::start(MessageRequest& request) const {
+std::shared_ptr<GroupOperation> GpuDevice::start(MessageRequest& request) const {
   NcclCall call{request.op, request.dtype, ReduceOp::kSum, 1, request.peer, {}, {}};
   (request.op == OpKind::kSend ? call.inputs : call.outputs) = spans_of({{request.data, request.count}}, request.dtype);
   request.task = task_for(std::move(call));
@@ -149,7 +134,7 @@ std::shared_ptr<GroupOperation> NcclPlace::start(MessageRequest& request) const 
   return group_.start_message(request, seconds_);
 }
 
-void NcclPlace::await(GroupOperation& operation) const {
+void GpuDevice::await(GroupOperation& operation) const {
   bool interrupted = false;
   const std::optional<Failure> failure = group_.await(operation, Deadline::never(), language_, interrupted).failure;
   if (interrupted) {
@@ -159,10 +144,25 @@ void NcclPlace::await(GroupOperation& operation) const {
   if (failure) throw group_.reported(*failure, operation.call());
 }
 
-void run_on_copies(const XlaGpu& gpu, const XlaArrays& given, const XlaArrays& results, double seconds,
-                   LanguageRuntime& language, const std::function<void(const XlaArrays&, const XlaArrays&)>& run) {
+void wait_until_copied(StagedTask& staged, int device, const char* what, double seconds, LanguageRuntime& language) {
+  const Deadline deadline = Deadline::after(seconds);
+  for (int looks = 1; !staged.ready(); ++looks) {
+    if (looks % kLooksBetweenSignals == 0 && language.interrupted())
+      throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, {}};
+    if (deadline.passed()) {
+      std::ostringstream text;
+      text << "GPU " << device << " has not finished the work that was queued before the " << what << ", after "
+           << seconds << " s.";
+      throw std::runtime_error(text.str());
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+void run_on_copies(const XlaGpu& gpu, const FlatArrays& given, const FlatArrays& results, double seconds,
+                   LanguageRuntime& language, const std::function<void(const FlatArrays&, const FlatArrays&)>& run) {
   StagedTask staged(gpu.gpu, {gpu.stream}, spans_of(given), spans_of(results), nullptr);
-  wait_until_copied(staged, gpu.gpu.number(), seconds, language);
+  wait_until_copied(staged, gpu.gpu.number(), "call", seconds, language);
   run(moved_to(staged.inputs(), given), moved_to(staged.outputs(), results));
   staged.start(-1, 0);
   staged.let_wait({gpu.stream});

@@ -1,5 +1,6 @@
-// Where the arrays of a compiled call are: in host memory, or on a GPU. What is queued on a GPU's stream is done when
-// the stream comes to it.
+// One call of a function of procgroup.functional, on arrays in memory: of NumPy's arrays, and of the buffers that XLA
+// gives to a compiled function. A *device* has the arrays: host memory, or a GPU, where what is queued on a stream is
+// done when the stream comes to it.
 #pragma once
 
 #include <cstddef>
@@ -10,22 +11,22 @@
 
 namespace procgroup {
 
-// An array in memory, as one of XLA's.
-struct XlaArray {
+// A contiguous array in memory.
+struct FlatArray {
   void* data;  // never null
   Dtype dtype;
   size_t count;
 };
-using XlaArrays = std::vector<XlaArray>;
+using FlatArrays = std::vector<FlatArray>;
 
 // For one call of a group. Its functions throw OperationFailed, and std::runtime_error for errors of a GPU.
-class ArrayPlace {
+class CallDevice {
  public:
-  ArrayPlace(Group& group, double seconds, LanguageRuntime& language)
+  CallDevice(Group& group, double seconds, LanguageRuntime& language)
       : group_(group), seconds_(seconds), language_(language) {}
-  ArrayPlace(const ArrayPlace&) = delete;
-  ArrayPlace& operator=(const ArrayPlace&) = delete;
-  virtual ~ArrayPlace() = default;
+  CallDevice(const CallDevice&) = delete;
+  CallDevice& operator=(const CallDevice&) = delete;
+  virtual ~CallDevice() = default;
 
   Group& group() const { return group_; }
   // Whether the call may run on after it has failed, so that it must not use XLA's memory.
@@ -45,9 +46,9 @@ class ArrayPlace {
 };
 
 // The engine moves the elements.
-class HostPlace final : public ArrayPlace {
+class HostDevice final : public CallDevice {
  public:
-  using ArrayPlace::ArrayPlace;
+  using CallDevice::CallDevice;
   std::shared_ptr<std::byte[]> allocate(size_t bytes) override;
   void copy(void* to, const void* from, size_t bytes) const override;
   void clear(void* at, size_t bytes) const override;
@@ -55,30 +56,19 @@ class HostPlace final : public ArrayPlace {
   void exchange(MessageRequest sent, MessageRequest received) override;
 };
 
-// The arrays of one dtype: `rows` rows, and in each of them the same part of every array, one after the other.
-class Bundle {
- public:
-  Bundle(ArrayPlace& place, const XlaArrays& arrays, size_t rows);
+struct FunctionalCall {
+  OpKind op;        // kSend also receives
+  int root = -1;    // of kSend the destination
+  int source = -1;  // of kSend
+  ReduceOp reduce_op = ReduceOp::kSum;
+  double factor = 1.0;  // of PREMUL_SUM
+  uint64_t tag = 0;     // of kSend
+  uint32_t line = 0;    // number of the source line that calls, or was traced: see Recorder
 
-  Dtype dtype() const { return dtype_; }
-  size_t width() const { return width_; }  // elements of a row
-  size_t bytes() const { return rows_ * width_ * dtype_size(dtype_); }
-  void* data() const { return scratch_ ? scratch_.get() : parts_.front().data; }
-  std::vector<Block> rows() const;
-
-  void pack() const;
-  void unpack() const;
-
- private:
-  template <class Copy>
-  void for_each_part(Copy copy) const;
-
-  const ArrayPlace& place_;
-  Dtype dtype_;
-  size_t rows_;
-  size_t width_ = 0;
-  std::vector<Block> parts_;              // of the first row
-  std::shared_ptr<std::byte[]> scratch_;  // null where the only array is used where it is
+  // Make the call of arrays of one dtype, side by side as procgroup.functional.fusing has them. One array is used where
+  // it is; several are copied. Blocking; throws as the device's functions, and std::invalid_argument for results of
+  // another size.
+  void run(CallDevice& device, const FlatArrays& given, const FlatArrays& results) const;
 };
 
 }  // namespace procgroup

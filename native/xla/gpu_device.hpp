@@ -13,9 +13,9 @@
 #include <memory>
 #include <mutex>
 
-#include "cuda/gpu.hpp"
+#include "cuda/staging.hpp"
 #include "nccl/nccl_task.hpp"
-#include "xla/array_place.hpp"
+#include "xla/functional_call.hpp"
 
 namespace procgroup {
 
@@ -30,10 +30,10 @@ struct XlaGpu {
 };
 
 // NCCL moves the elements.
-class NcclPlace final : public ArrayPlace {
+class GpuDevice final : public CallDevice {
  public:
   // Throws std::invalid_argument for another GPU than the group's.
-  NcclPlace(Group& group, double seconds, LanguageRuntime& language, const XlaGpu& gpu, OpKind op);
+  GpuDevice(Group& group, double seconds, LanguageRuntime& language, const XlaGpu& gpu, OpKind op);
 
   bool needs_scratch() const override { return !has_gate_; }
   std::shared_ptr<std::byte[]> allocate(size_t bytes) override;
@@ -56,10 +56,12 @@ class NcclPlace final : public ArrayPlace {
   std::vector<std::shared_ptr<std::byte[]>> allocated_;
 };
 
+// Wait until the inputs of a call, or of another `what`, have been copied to host memory. Throws std::runtime_error
+// after that many seconds, and OperationFailed where a signal's handler ends the wait.
+void wait_until_copied(StagedTask& staged, int device, const char* what, double seconds, LanguageRuntime& language);
 // Run a call on copies of its arrays in host memory, and queue that its results are copied back. Throws
-// std::runtime_error where the GPU does not come to the call in that many seconds, and OperationFailed where a signal's
-// handler ends the wait.
-void run_on_copies(const XlaGpu& gpu, const XlaArrays& given, const XlaArrays& results, double seconds,
-                   LanguageRuntime& language, const std::function<void(const XlaArrays&, const XlaArrays&)>& run);
+// as wait_until_copied.
+void run_on_copies(const XlaGpu& gpu, const FlatArrays& given, const FlatArrays& results, double seconds,
+                   LanguageRuntime& language, const std::function<void(const FlatArrays&, const FlatArrays&)>& run);
 
 }  // namespace procgroup
