@@ -13,30 +13,10 @@ from typing import Any
 HOST = -1
 """In place of the number of a CUDA device: the memory of this process."""
 
-DTYPES = frozenset(
-    [
-        "bool",
-        "int8",
-        "uint8",
-        "int16",
-        "uint16",
-        "int32",
-        "uint32",
-        "int64",
-        "uint64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    ]
-)
+INTEGERS = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u"))
+FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+DTYPES = ("bool", *INTEGERS, *FLOATS, *FLOAT8)
 """The element types that the native engine knows, by NumPy's names. The float8 types are moved, never reduced."""
 
 

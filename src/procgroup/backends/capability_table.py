@@ -15,17 +15,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from procgroup import _native
-from procgroup.arrays.array_view import DTYPES
+from procgroup.arrays.array_view import DTYPES, INTEGERS
 from procgroup.backends import registry
 from procgroup.types import ReduceOp
 
 BACKENDS = ("gloo", "mpi", "nccl")
 """Those of torch.distributed's tutorials. "procgroup" is another name for "gloo"."""
 DEVICES = ("cpu", "cuda")
-_INTEGERS = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u"))
-_FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-_DTYPES = ("bool", *_INTEGERS, *_FLOATS, *sorted(name for name in DTYPES if name.startswith("float8")))
-"""In the order in which they are printed."""
 
 
 class Capability(NamedTuple):
@@ -151,10 +147,10 @@ def _names(dtypes: Collection[str]) -> str:
     """Return the dtypes as text; "" for an operation without arrays."""
     if not any(dtypes):
         return ""
-    if len(dtypes) == len(_DTYPES):
+    if len(dtypes) == len(DTYPES):
         return "all dtypes"
-    listed = [name for name in _DTYPES if name in dtypes]
-    if set(_INTEGERS) <= set(listed):
-        place = listed.index(_INTEGERS[0])
-        listed[place : place + len(_INTEGERS)] = ["all integers"]
+    listed = [name for name in DTYPES if name in dtypes]
+    if set(INTEGERS) <= set(listed):
+        place = listed.index(INTEGERS[0])
+        listed[place : place + len(INTEGERS)] = ["all integers"]
     return ", ".join(listed)
