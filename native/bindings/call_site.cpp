@@ -6,7 +6,7 @@
 namespace procgroup {
 
 std::string CallSite::sentence(const std::string& text) const {
-  return std::string(function_) + " on " + rank_name(group_.rank(), &group_.global_ranks()) + ": " + text;
+  return std::string(function_) + " on " + rank_name(group_.rank(), &group_.members().global_ranks()) + ": " + text;
 }
 
 void CallSite::refuse(const std::string& text) const {

@@ -159,7 +159,7 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
       works.append(issue(on_device ? all_reduce_in_place(packed) : all_reduce_of(std::move(packed)),
                          {"all_reduce", results, async_op, seconds, retain}, std::move(issued)));
     } catch (nb::python_error&) {
-      if (group_->is_completed()) raise_first_failure(works);
+      if (group_->end().is_completed()) raise_first_failure(works);
       throw;
     }
   }

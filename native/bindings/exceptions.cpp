@@ -30,7 +30,7 @@ nb::dict lines_of_ranks(const Group& group, const Descriptor& call) {
   std::vector<std::string> found;
   {
     const Unlocked unlocked;
-    found = group.source_lines(call);
+    found = group.members().source_lines(call);
   }
   nb::dict lines;
   for (size_t rank = 0; rank < found.size(); ++rank)
@@ -85,16 +85,16 @@ nb::object build_exception(const Failure& failure, const Descriptor& running, co
   data["group"] = group.name();
   data["rank"] = group.rank();
   data["size"] = group.size();
-  if (!group.global_ranks().empty()) data["members"] = nb::cast(group.global_ranks());
+  if (!group.members().global_ranks().empty()) data["members"] = nb::cast(group.members().global_ranks());
   if (takes(call.op, group.rank(), call.root)) data["intact"] = !failure.wrote;
-  const Engine::Place place = group.place_of(call);
+  const Engine::Place place = group.engine().place_of(call);
   data["issued_at"] = short_line(place.line);
   data["function"] = place.function;
   data["note"] = failure.note;
   if (failure.kind == Failure::Kind::kMismatch) data["lines"] = lines_of_ranks(group, call);
   if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
   if (failure.kind == Failure::Kind::kBroken)
-    if (const std::optional<Failure> lost = group.lost()) data["peer"] = lost->peer;
+    if (const std::optional<Failure> lost = group.end().lost()) data["peer"] = lost->peer;
   return build_exception(failure, std::move(data));
 }
 

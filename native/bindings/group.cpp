@@ -47,14 +47,14 @@ void PythonGroup::leave() {
 
 nb::object PythonGroup::take_unraised() {
   if (was_forked()) return nb::none();
-  const std::optional<OperationFailed> failed = group_->take_unraised();
+  const std::optional<OperationFailed> failed = group_->end().take_unraised();
   return failed ? build_exception(failed->failure, failed->call, *group_) : nb::none();
 }
 
 nb::object PythonGroup::lost() const {
-  const std::optional<Failure> lost = group_->lost();
+  const std::optional<Failure> lost = group_->end().lost();
   if (!lost) return nb::none();
-  const std::vector<int>& ranks = group_->global_ranks();
+  const std::vector<int>& ranks = group_->members().global_ranks();
   const int rank = ranks.empty() ? lost->peer : ranks[static_cast<size_t>(lost->peer)];
   return nb::make_tuple(rank, lost->pid, lost->host, lost->reason);
 }
@@ -98,7 +98,7 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
 
 void PythonGroup::set_backend(std::shared_ptr<NcclBackend> backend) {
   nccl_ = std::move(backend);
-  group_->on_broken([nccl = nccl_] { nccl->abort(); });
+  group_->end().on_broken([nccl = nccl_] { nccl->abort(); });
 }
 
 nb::object PythonGroup::join(const nb::list& works, const std::string& op, nb::handle arrays) const {
@@ -135,7 +135,7 @@ std::optional<PythonGroup::Message> PythonGroup::ordinary_message(nb::handle pee
   const long rank = PyLong_AsLong(peer.ptr());
   if (PyErr_Occurred() != nullptr) PyErr_Clear();  // -1, too
   if (number < 0 || rank < 0) return std::nullopt;
-  const std::vector<int>& ranks = group_->global_ranks();
+  const std::vector<int>& ranks = group_->members().global_ranks();
   const auto found = std::ranges::find(ranks, rank);
   const long member = ranks.empty() ? rank : found - ranks.begin();
   if (member >= group_->size()) return std::nullopt;
@@ -180,7 +180,7 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
   }
   const bool is_plain = !on_device && !has_backend();
   if (async_op && is_plain)
-    if (const std::optional<int> other = group_->start_at_once(request))
+    if (const std::optional<int> other = group_->messages().start_at_once(request))
       return nb::cast(Work(engine_, group_, op_name(op), array, *other));
   std::shared_ptr<Issued> issued;
   if (async_op || !is_plain) {
@@ -194,7 +194,7 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
   if (async_op || on_device) {
     for (ArrayView& kept : issued->arrays) kept.hold_memory();
     nb::object work = adopt({op_name(op), array, async_op, seconds}, std::move(issued),
-                            [&] { return group_->start_message(request, seconds); });
+                            [&] { return group_->messages().start(request, seconds); });
     if (async_op) return work;
     nb::cast<Work&>(work).wait_as_blocking();
     return op == OpKind::kRecv ? nb::object(nb::int_(nb::cast<Work&>(work).source())) : nb::none();
@@ -206,7 +206,7 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
 int PythonGroup::run_message(const MessageRequest& request, double seconds, const Issued* issued) {
   PythonRuntime language(engine_->rank_threads());
   try {
-    const int sender = group_->run_message(request, seconds, language);
+    const int sender = group_->messages().run(request, seconds, language);
     language.rethrow();
     return sender;
   } catch (const OperationFailed& failed) {

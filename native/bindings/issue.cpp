@@ -44,7 +44,7 @@ nb::object PythonGroup::issue(Request&& request, const Options& options, std::sh
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
   return adopt(options, std::move(issued),
-               [&] { return group_->start(std::move(request), options.seconds, language); });
+               [&] { return group_->calls().start(std::move(request), options.seconds, language); });
 }
 
 void PythonGroup::move_by_backend(Request& request, Issued& issued, std::vector<ArrayView> arrays, uint64_t tag) const {
@@ -88,7 +88,7 @@ nb::object PythonGroup::issue_on_device(Request&& request, const Options& option
   request.task = staged;
   nb::object work = adopt(options, std::move(issued), [&] {
     PythonRuntime language(engine_->rank_threads());
-    return group_->start(std::move(request), options.seconds, language);
+    return group_->calls().start(std::move(request), options.seconds, language);
   });
   if (options.async_op) return work;
   nb::cast<Work&>(work).wait_as_blocking();
@@ -138,7 +138,7 @@ nb::object PythonGroup::issue_to_nccl(Request&& request, const Options& options,
       const std::lock_guard issuing(nccl_->issuing());
       if (!task->copies_out() && nccl_->has_gate()) {
         task->take_gate();
-        std::shared_ptr<GroupOperation> operation = group_->start(std::move(request), options.seconds);
+        std::shared_ptr<GroupOperation> operation = group_->calls().start(std::move(request), options.seconds);
         task->queue_behind_gate();
         is_queued = !task->has_failed();
         return operation;
@@ -146,7 +146,7 @@ nb::object PythonGroup::issue_to_nccl(Request&& request, const Options& options,
       task->queue_later();
     }
     PythonRuntime language(engine_->rank_threads());
-    return group_->start(std::move(request), options.seconds, language);
+    return group_->calls().start(std::move(request), options.seconds, language);
   };
   if (options.async_op) return adopt(options, std::move(issued), start);
   begin(issued, start);
@@ -178,7 +178,7 @@ nb::object PythonGroup::capture(Request&& request, const Options& options, std::
   }
   nb::object work = adopt(options, issued, [&] {
     PythonRuntime language(engine_->rank_threads());
-    return group_->start(std::move(request), options.seconds, language);
+    return group_->calls().start(std::move(request), options.seconds, language);
   });
   nb::cast<Work&>(work).wait_as_blocking();
   const Descriptor call = issued->operation->call();
@@ -190,7 +190,7 @@ nb::object PythonGroup::capture(Request&& request, const Options& options, std::
     group_->fail_call(call, reason);
     raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(reason));
   }
-  group_->watch_replays(call, task, options.seconds);
+  group_->devices().watch_replays(call, task, options.seconds);
   engine_->sweep();  // the arrays go with the graph, which a later call need not follow
   return options.async_op ? work : nb::none();
 }
@@ -256,7 +256,7 @@ void PythonGroup::register_memories(OpKind op, std::vector<std::shared_ptr<NcclM
   }
   nb::object work = adopt({op_name(op), nb::none(), false, seconds}, std::make_shared<Issued>(), [&] {
     PythonRuntime language(engine_->rank_threads());
-    return group_->start(std::move(request), seconds, language);
+    return group_->calls().start(std::move(request), seconds, language);
   });
   nb::cast<Work&>(work).wait_as_blocking();
 }
@@ -275,7 +275,7 @@ nb::object PythonGroup::run(Request& request, double seconds, const Issued* issu
   require_outside_transfer(op_name(request.descriptor.op));
   PythonRuntime language(engine_->rank_threads());
   try {
-    group_->run(request, seconds, language);
+    group_->calls().run(request, seconds, language);
     language.rethrow();
   } catch (const OperationFailed& failed) {
     language.rethrow();
@@ -289,7 +289,7 @@ nb::object PythonGroup::run_iovecs(Request& request, const InputIovecs& input, d
   if (only_checks_) return nb::none();
   request.source = engine_->source_line();
   std::unique_ptr<std::byte[]> packed;
-  if (group_->takes_iovecs(request.descriptor)) {
+  if (group_->calls().takes_iovecs(request.descriptor)) {
     request.iovecs = input.iovecs();
   } else {
     packed = input.pack();

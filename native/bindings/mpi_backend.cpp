@@ -34,7 +34,7 @@ struct MpiCall {
       : communicator(backend),
         request(std::move(moved)),
         arrays(std::move(used)),
-        transfer(*communicator, request, group.reduces_in_rank_order()) {}
+        transfer(*communicator, request, group.calls().reduces_in_rank_order()) {}
 
   const MpiBackend communicator;
   const Request request;
@@ -86,7 +86,7 @@ void move_by_mpi(const MpiBackend& backend, const Group& group, Request& request
 }
 
 BlockingMpiCall::BlockingMpiCall(const MpiBackend& backend, const Group& group, Request& request, ArrayView& array)
-    : request_(request), array_(array), transfer_(*backend, request, group.reduces_in_rank_order()) {
+    : request_(request), array_(array), transfer_(*backend, request, group.calls().reduces_in_rank_order()) {
   require_countable(backend, request);
   request.descriptor.external = true;
   request.task = std::shared_ptr<Task>(std::shared_ptr<Task>(), &transfer_);  // which owns nothing

@@ -34,17 +34,17 @@ class PythonGroup {
   PythonGroup(std::shared_ptr<PythonEngine> engine, uint64_t id, std::string name, std::vector<int> members, int rank,
               std::vector<int> hosts);
 
-  uint64_t offset() const { return group_->offset(); }
+  uint64_t offset() const { return group_->members().offset(); }
   void rename_ranks() { group_->rename_ranks(); }
-  void reduce_in_rank_order() { group_->reduce_in_rank_order(); }
+  void reduce_in_rank_order() { group_->calls().reduce_in_rank_order(); }
   void attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts) { group_->attach(offsets, hosts); }
   // `call` describes the call; `data` identifies it for an error: op, sequence, group, rank, size.
   void handshake(const std::string& call, const nb::dict& data, double seconds);
   std::vector<uint64_t> refused() const { return group_->refused(); }
-  bool is_broken() const { return group_->is_completed(); }
-  bool has_lost_member() const { return group_->has_lost_member(); }
+  bool is_broken() const { return group_->end().is_completed(); }
+  bool has_lost_member() const { return group_->members().has_lost_member(); }
   bool is_idle() const { return group_->is_idle(); }
-  const char* last_schedule() const { return group_->last_schedule(); }
+  const char* last_schedule() const { return group_->calls().last_schedule(); }
   void leave();
   nb::object take_unraised();
   nb::object lost() const;
@@ -189,7 +189,7 @@ class PythonGroup {
   void register_memories(OpKind op, std::vector<std::shared_ptr<NcclMemory>> memories, double seconds);
   // MPI need not move what the engine's announcements carry in any case.
   bool needs_backend(const Request& request) const {
-    return has_backend() && !(mpi_ && group_->is_announced_whole(request.descriptor));
+    return has_backend() && !(mpi_ && group_->calls().is_announced_whole(request.descriptor));
   }
   bool has_backend() const { return prepare_.is_valid() || mpi_ != nullptr; }
   void move_by_backend(Request& request, Issued& issued, std::vector<ArrayView> arrays, uint64_t tag = 0) const;

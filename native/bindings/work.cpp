@@ -82,7 +82,7 @@ void Work::wait_as_blocking() {
   } catch (nb::python_error&) {
     PythonRuntime language(engine_->rank_threads());
     for (const std::shared_ptr<Issued>& issued : issued_)
-      if (!issued->operation->is_completed()) group_->end_interrupted(*issued->operation, language);
+      if (!issued->operation->is_completed()) group_->calls().end_interrupted(*issued->operation, language);
     throw;
   }
 }
@@ -97,12 +97,12 @@ bool Work::wait_for(const Issued& issued, GroupOperation& operation, Deadline de
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
   bool interrupted = false;
-  const Group::Outcome outcome = group_->await(operation, deadline, language, interrupted);
+  const CallQueue::Outcome outcome = group_->calls().await(operation, deadline, language, interrupted);
   language.rethrow();
   if (!outcome.has_completed) return false;
   const Failure* const failure = outcome.failure ? &*outcome.failure : issued.failure();  // of its work on a device
   if (failure != nullptr) {
-    const OperationFailed failed = group_->reported(*failure, issued.operation->call());
+    const OperationFailed failed = group_->end().reported(*failure, issued.operation->call());
     raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued.error()));
   }
   return true;
@@ -179,7 +179,7 @@ nb::object Work::exception(const Issued& issued) const {
 }
 
 nb::object Work::exception(const Issued& issued, const Failure& failure) const {
-  group_->set_reported(issued.operation->call());
+  group_->end().set_reported(issued.operation->call());
   return with_cause(build_exception(failure, issued.operation->call(), *group_), issued.error());
 }
 
@@ -206,7 +206,7 @@ int Work::source_rank() {
         "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.");
   result();
   const int source = this->source();
-  const std::vector<int>& ranks = group_->global_ranks();
+  const std::vector<int>& ranks = group_->members().global_ranks();
   return ranks.empty() ? source : ranks[static_cast<size_t>(source)];
 }
 

@@ -5,6 +5,8 @@
 #include <exception>
 #include <thread>
 
+#include "group/group.hpp"
+
 namespace procgroup {
 namespace {
 
@@ -19,8 +21,8 @@ MessageKey acceptance_key(uint64_t group, uint64_t number) { return {~group, num
 
 void GroupOperation::watch() {
   watched_.store(true, std::memory_order_relaxed);
-  group_.engine_.progress().notify();
-  group_.engine_.kick();  // it may sleep longer than work on a device should wait for a look
+  group_.engine().progress().notify();
+  group_.engine().kick();  // it may sleep longer than work on a device should wait for a look
 }
 
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)
@@ -33,13 +35,13 @@ QueuedCall::QueuedCall(Group& group, Request request, double seconds)
 
 void QueuedCall::record() {
   Descriptor call = request_.descriptor;
-  call.group = group_.options_.id;
-  recording_.emplace(Recording::issued(group_.engine_.recorder(), call, request_.source));
+  call.group = group_.id();
+  recording_.emplace(Recording::issued(group_.engine().recorder(), call, request_.source));
 }
 
 Descriptor QueuedCall::call_so_far() const {
   Descriptor call = issued_;
-  call.group = group_.options_.id;
+  call.group = group_.id();
   call.sequence = number_;
   return call;
 }
@@ -47,8 +49,8 @@ Descriptor QueuedCall::call_so_far() const {
 Progress QueuedCall::advance() {
   if (is_completed()) return Progress::kDone;
   if (!running_) {
-    if (request_.after_device_work && group_.has_device_work()) return Progress::kWaiting;
-    if (std::optional<Failure> broken = group_.broken()) {
+    if (request_.after_device_work && group_.devices().has_collectives()) return Progress::kWaiting;
+    if (std::optional<Failure> broken = group_.end().broken()) {
       recording_->end(&*broken);
       fail(std::move(*broken));
       return Progress::kDone;
@@ -59,41 +61,35 @@ Progress QueuedCall::advance() {
       return Progress::kDone;
     }
     if (awaits_arrays_) return Progress::kWaiting;
-    group_.number(request_.descriptor);
+    group_.calls().number(request_.descriptor);
     number_ = request_.descriptor.sequence;
     recording_->start(request_.descriptor);
     if (request_.before) request_.before();
-    running_.emplace(*group_.state_, request_);
+    running_.emplace(*group_.members().state(), request_);
   }
   const Progress progress = running_->advance();
   is_polling_ = request_.task && running_->longest_sleep_ns() != kAnySleepNs;
   if (progress != Progress::kDone) return progress;
   std::optional<Failure> failure;
   if (running_->failure() == nullptr)
-    failure = failure_of([this] { queue(group_.conclude(request_, *running_, seconds_, *recording_)); });
+    failure = failure_of([this] { queue(group_.calls().conclude(request_, *running_, seconds_, *recording_)); });
   end(failure ? &*failure : running_->failure());
   return Progress::kDone;
 }
 
 void QueuedCall::end(const Failure* failure) {
   if (!device_work()) recording_->end(failure);
-  // Before the call completes, because a thread that waits for it may then leave the group.
-  if (request_.descriptor.sequence != 0) group_.ended_.store(request_.descriptor.sequence, std::memory_order_release);
-  if (failure == nullptr) {
-    finish();
-    return;
-  }
-  Failure own = group_.own_view(group_.cause_of(*failure));
-  // Before the call completes, because that thread may ask whether the group has failed.
-  group_.keep_unreported(own, request_.descriptor, is_unawaited());
-  if (group_.has_turn(*this)) group_.end_with(*this, own);
-  fail(std::move(own));
+  std::optional<Failure> own;
+  if (failure != nullptr) own = group_.watch().present(*failure);
+  group_.calls().end_turn(*this, own ? &*own : nullptr);
+  own ? fail(*std::move(own)) : finish();
 }
 
 // Once it has been numbered.
 std::optional<Awaited> QueuedCall::awaited() {
-  const std::lock_guard driving(group_.driving_);
-  return running_ && !is_completed() ? std::optional(group_.awaited(*running_, request_.descriptor)) : std::nullopt;
+  const std::unique_lock held = group_.calls().hold();
+  return running_ && !is_completed() ? std::optional(group_.watch().awaited(*running_, request_.descriptor))
+                                     : std::nullopt;
 }
 
 std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
@@ -113,20 +109,20 @@ void QueuedCall::give_up(Failure failure) {
 MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
     : GroupOperation(group, request.count * dtype_size(request.dtype), seconds),
       request_(request),
-      call_(group.describe(request)),
+      call_(group.messages().describe(request)),
       header_{request.count, static_cast<uint64_t>(request.dtype), call_.sequence} {
   if (request.is_unawaited) set_unawaited();
   if (request.peer != kAnySource) return;
-  for (const int member : group.options_.members)
-    if (member != group.engine_.rank()) sources_.push_back(member);
+  for (const int member : group.world_ranks())
+    if (member != group.engine().rank()) sources_.push_back(member);
 }
 
 MessageOperation::~MessageOperation() {
-  if (group_.engine_.forked()) return;  // the mutex may be held for ever
+  if (group_.engine().forked()) return;  // the mutex may be held for ever
   if (transfer_ && !transfer_->is_completed()) give_up({.kind = Failure::Kind::kAborted});
   if (!is_external()) return;
-  const std::lock_guard lock(group_.engine_.messages_mutex());
-  forget();
+  const std::lock_guard lock(group_.engine().messages_mutex());
+  group_.messages().forget(this);
 }
 
 Progress MessageOperation::advance() {
@@ -140,7 +136,7 @@ Progress MessageOperation::advance(bool& looks) {
 }
 
 Progress MessageOperation::advance_transfer(bool& looks) {
-  std::unique_lock lock(group_.engine_.messages_mutex());
+  std::unique_lock lock(group_.engine().messages_mutex());
   if (is_completed()) return Progress::kDone;
   if (header_moved_.load(std::memory_order_relaxed)) return Progress::kMoved;  // another thread was here meanwhile
   const bool starts = !transfer_;
@@ -148,7 +144,7 @@ Progress MessageOperation::advance_transfer(bool& looks) {
   // To start a small message is enough: to look for what has come takes the channel's cache lines from its sender.
   const bool is_moved = transfer_->is_completed();
   const bool looks_now = looks && !is_moved && !(starts && is_small_message(call_));
-  const bool moved = looks_now ? group_.engine_.pump() : is_moved;
+  const bool moved = looks_now ? group_.engine().pump() : is_moved;
   if (looks_now) looks = moved;
   if (transfer_->is_completed()) {
     conclude();
@@ -165,10 +161,10 @@ Progress MessageOperation::advance_task() {
   if (!lock) return Progress::kWaiting;
   if (is_completed()) return Progress::kDone;
   {
-    const std::lock_guard messages(group_.engine_.messages_mutex());
-    group_.engine_.pump();
+    const std::lock_guard messages(group_.engine().messages_mutex());
+    group_.engine().pump();
     // Devices have the order of accept().
-    if (is_external() && !request_.on_device && !has_turn()) return Progress::kWaiting;
+    if (is_external() && !request_.on_device && !group_.messages().has_turn(*this)) return Progress::kWaiting;
   }
   bool is_done = false;
   std::optional<Failure> failure = failure_of([&] {
@@ -183,7 +179,7 @@ Progress MessageOperation::advance_task() {
     if (is_done && task_ == Task::State::kQueued) {
       Descriptor queued = call_;
       queued.root = peer();
-      queue(group_.follow(queued, request_.task, seconds_, is_unawaited(), recording_));
+      queue(group_.devices().follow(queued, request_.task, seconds_, is_unawaited(), recording_));
     }
   });
   if (!is_done && !failure) return Progress::kWaiting;
@@ -194,8 +190,8 @@ Progress MessageOperation::advance_task() {
     return Progress::kDone;
   }
   {
-    const std::lock_guard messages(group_.engine_.messages_mutex());
-    forget();
+    const std::lock_guard messages(group_.engine().messages_mutex());
+    group_.messages().forget(this);
   }
   finish();
   return Progress::kDone;
@@ -204,33 +200,20 @@ Progress MessageOperation::advance_task() {
 // MPICH reports success where it could not read the memory of a process that was killed, as in collectives.
 bool MessageOperation::has_dead_sender() const {
   if (!is_external() || request_.on_device || request_.op != OpKind::kRecv) return false;
-  const PeerMemory* sender = group_.engine_.peer_memory(group_.options_.members[static_cast<size_t>(peer())]);
+  const PeerMemory* sender = group_.engine().peer_memory(group_.world_rank(peer()));
   return sender != nullptr && sender->has_died(call_.bytes());
 }
 
-// Messages of one sender, receiver and tag move in the order in which they started. Headers arrive in this order, and
-// each is matched to the first receive that fits: so an earlier receive that could take a message of this sender has
-// one.
-bool MessageOperation::has_turn() const {
-  const auto goes_first = [this](const MessageOperation* one) {
-    return one->request_.op == request_.op && one->request_.tag == request_.tag && one->peer() == peer();
-  };
-  return *std::ranges::find_if(group_.external_messages_, goes_first) == this;
-}
-
-void MessageOperation::forget() { std::erase(group_.external_messages_, this); }
-
 void MessageOperation::start() {
-  recording_.emplace(group_.engine_.recorder(), call_, request_.source);
-  Messages& messages = group_.engine_.messages();
-  const uint64_t group = group_.options_.id;
+  recording_.emplace(group_.engine().recorder(), call_, request_.source);
+  Messages& messages = group_.engine().messages();
+  const uint64_t group = group_.id();
   const MessageKey key = is_external() ? header_key(group, request_.tag) : MessageKey{group, request_.tag};
-  if (is_external()) group_.external_messages_.push_back(this);
+  if (is_external()) group_.messages().add_external(this);
   void* const data = is_external() ? &header_ : request_.data;
   const size_t bytes = is_external() ? sizeof header_ : request_.count * dtype_size(request_.dtype);
   const ElementType type = element_type(is_external() ? Dtype::kUint64 : request_.dtype);
-  const int peer =
-      request_.peer == kAnySource ? kAnySource : group_.options_.members[static_cast<size_t>(request_.peer)];
+  const int peer = request_.peer == kAnySource ? kAnySource : group_.world_rank(request_.peer);
   transfer_ = request_.op == OpKind::kSend
                   ? messages.send(peer, key, data, bytes, type)
                   : messages.receive(peer, key, data, bytes, sources_.empty() ? nullptr : &sources_, type);
@@ -248,13 +231,13 @@ void MessageOperation::conclude() {
   }
   Failure mine = *failure;
   if (mine.peer >= 0) {
-    group_.engine_.identify(mine, mine.peer);
-    mine.peer = group_.group_rank(mine.peer);
+    group_.engine().identify(mine, mine.peer);
+    mine.peer = group_.members().group_rank(mine.peer);
   }
   mine.wrote = may_have_written();
   if (mine.kind == Failure::Kind::kMismatch && mine.peer >= 0)
-    return fail_by_mismatch(mine, mine.reason + " to " + rank_name(group_.rank(), &group_.global_ranks()));
-  fail(group_.own_view(std::move(mine)));
+    return fail_by_mismatch(mine, mine.reason + " to " + rank_name(group_.rank(), &group_.members().global_ranks()));
+  fail(group_.watch().own_view(std::move(mine)));
 }
 
 void MessageOperation::compare_header() {
@@ -273,33 +256,30 @@ void MessageOperation::compare_header() {
   theirs.dtype = static_cast<Dtype>(std::min(header_.dtype, uint64_t{kDtypes}));  // one that does not exist stays so
   const Failure failure{.kind = Failure::Kind::kMismatch, .peer = source()};
   recording_->end(&failure);
-  fail_by_mismatch(failure, theirs.describe(&group_.global_ranks()));
+  fail_by_mismatch(failure, theirs.describe(&group_.members().global_ranks()));
 }
 
 // Give the message its place among those that this rank has matched of the sender, and let the sender know.
 void MessageOperation::accept() {
-  const auto sender = static_cast<size_t>(source());
-  std::vector<uint64_t>& matched = group_.matched_;
-  matched.resize(std::max(matched.size(), sender + 1));
-  const MessageKey key = acceptance_key(group_.options_.id, header_.number);
-  header_.number = matched[sender]++;
+  const MessageKey key = acceptance_key(group_.id(), header_.number);
+  header_.number = group_.messages().number_matched(source());
   std::vector<std::byte> place(sizeof header_.number);
   std::memcpy(place.data(), &header_.number, place.size());
-  group_.engine_.messages().post(group_.options_.members[sender], key, std::move(place));
+  group_.engine().messages().post(group_.world_rank(source()), key, std::move(place));
 }
 
 void MessageOperation::await_acceptance() {
-  const MessageKey key = acceptance_key(group_.options_.id, header_.number);
-  const int receiver = group_.options_.members[static_cast<size_t>(request_.peer)];
+  const MessageKey key = acceptance_key(group_.id(), header_.number);
+  const int receiver = group_.world_rank(request_.peer);
   awaits_acceptance_ = true;
-  transfer_ = group_.engine_.messages().receive(receiver, key, &header_.number, sizeof header_.number);
+  transfer_ = group_.engine().messages().receive(receiver, key, &header_.number, sizeof header_.number);
 }
 
 void MessageOperation::fail_by_mismatch(Failure failure, std::string theirs) {
   failure.calls.resize(static_cast<size_t>(group_.size()));
-  failure.calls[static_cast<size_t>(group_.rank())] = call_.describe(&group_.global_ranks());
+  failure.calls[static_cast<size_t>(group_.rank())] = call_.describe(&group_.members().global_ranks());
   failure.calls[static_cast<size_t>(failure.peer)] = std::move(theirs);
-  fail(group_.own_view(std::move(failure)));
+  fail(group_.watch().own_view(std::move(failure)));
 }
 
 std::vector<int> MessageOperation::missing() const {
@@ -308,13 +288,14 @@ std::vector<int> MessageOperation::missing() const {
 }
 
 uint64_t MessageOperation::moved() const {
-  const std::lock_guard lock(group_.engine_.messages_mutex());
+  const std::lock_guard lock(group_.engine().messages_mutex());
   return transfer_ ? transfer_->moved() : 0;
 }
 
 int MessageOperation::source() const {
-  return transfer_ && transfer_->is_completed() && request_.op == OpKind::kRecv ? group_.group_rank(transfer_->source)
-                                                                                : -1;
+  return transfer_ && transfer_->is_completed() && request_.op == OpKind::kRecv
+             ? group_.members().group_rank(transfer_->source)
+             : -1;
 }
 
 std::optional<Awaited> MessageOperation::awaited() {
@@ -322,36 +303,36 @@ std::optional<Awaited> MessageOperation::awaited() {
   // since the other rank may have received meanwhile. A rank that has matched the header waits for nobody.
   const bool may_await = request_.op == OpKind::kSend && is_external() && !request_.on_device && awaits_peer_;
   if (may_await) advance_task();
-  const std::lock_guard lock(group_.engine_.messages_mutex());
+  const std::lock_guard lock(group_.engine().messages_mutex());
   const bool is_open = transfer_ && !transfer_->is_completed() && transfer_->source < 0;
   const bool awaits_receive = may_await && awaits_peer_ && !is_completed();
   if (!(is_open || awaits_receive) || request_.peer == kAnySource) return std::nullopt;
-  return Awaited{request_.op, request_.tag, {group_.options_.members[static_cast<size_t>(request_.peer)]}};
+  return Awaited{request_.op, request_.tag, {group_.world_rank(request_.peer)}};
 }
 
 GroupOperation::Beside MessageOperation::beside(const std::vector<int>& awaited) const {
   if (request_.on_device || (request_.task && !is_external())) return Beside::kAnything;
   if (request_.op == OpKind::kSend || (is_small_message(call_) && !is_external())) return Beside::kNothing;
-  const std::lock_guard lock(group_.engine_.messages_mutex());
+  const std::lock_guard lock(group_.engine().messages_mutex());
   // It has answered; but the sender of a message that a task moves has not seen that.
   if (transfer_->source >= 0) return is_external() ? Beside::kAnything : Beside::kNothing;
-  const bool is_from_awaited = request_.peer != kAnySource && awaited.size() == 1 &&
-                               group_.options_.members[static_cast<size_t>(request_.peer)] == awaited.front();
+  const bool is_from_awaited =
+      request_.peer != kAnySource && awaited.size() == 1 && group_.world_rank(request_.peer) == awaited.front();
   return is_from_awaited ? Beside::kOpenReceive : Beside::kAnything;
 }
 
 void MessageOperation::give_up(Failure failure) {
   const std::unique_lock advancing = request_.task ? std::unique_lock(advancing_) : std::unique_lock<std::mutex>();
-  std::unique_lock lock(group_.engine_.messages_mutex());
-  if (transfer_ && !transfer_->is_completed()) group_.engine_.messages().cancel(*transfer_, failure);
+  std::unique_lock lock(group_.engine().messages_mutex());
+  if (transfer_ && !transfer_->is_completed()) group_.engine().messages().cancel(*transfer_, failure);
   if (is_completed()) return;
-  failure = group_.own_view(std::move(failure));
+  failure = group_.watch().own_view(std::move(failure));
   failure.wrote = may_have_written();
-  failure.note = group_.unread(request_);
+  failure.note = group_.messages().unread(request_);
   if (recording_) recording_->end(&failure);
   // The other rank may have begun to move a message whose header has gone, and all later ones wait for this one.
   const bool has_begun = is_external() && transfer_ && (awaits_acceptance_ || transfer_->failure() == nullptr);
-  if (!has_begun) forget();
+  if (!has_begun) group_.messages().forget(this);
   if (request_.task) request_.task->cancel();
   Failure ended = failure;
   fail(std::move(failure));
@@ -360,8 +341,8 @@ void MessageOperation::give_up(Failure failure) {
 }
 
 void MessageOperation::end_group(const Failure& failure) {
-  group_.keep_unreported(failure, call_, is_unawaited());
-  group_.break_with(failure, call_);
+  group_.end().keep_unreported(failure, call_, is_unawaited());
+  group_.end().break_with(failure, call_);
 }
 
 Progress DeviceOperation::advance() {
@@ -375,12 +356,12 @@ Progress DeviceOperation::advance() {
   std::vector<int> ignored;
   const auto look = [&] { is_done = task_->test(ignored) != Task::State::kQueued; };
   if (const std::optional<Failure> failure = failure_of(look)) {
-    if (group_.is_completed()) return Progress::kWaiting;  // a consequence: examine_pending() has the cause
+    if (group_.end().is_completed()) return Progress::kWaiting;  // a consequence: examine_pending() has the cause
     end_group(*failure);
     return Progress::kDone;
   }
   // An abort also makes the device finish. That is a failure, which examine_pending() reports.
-  if (!is_done || group_.is_completed()) return Progress::kWaiting;
+  if (!is_done || group_.end().is_completed()) return Progress::kWaiting;
   end(nullptr);
   return Progress::kDone;
 }
@@ -390,15 +371,15 @@ void DeviceOperation::give_up(Failure failure) {
   if (is_completed()) return;
   if (failure.kind == Failure::Kind::kTimeout && !is_replay())
     failure.reason = "the work that it has started on its GPU, which may wait for any of the other ranks";
-  failure = group_.own_view(group_.cause_of(std::move(failure)));
+  failure = group_.watch().present(std::move(failure));
   failure.wrote = true;
   end_group(failure);
 }
 
 // Also of an asynchronous call: a wait for it may have succeeded already, when the ranks had agreed.
 void DeviceOperation::end_group(const Failure& failure) {
-  group_.keep_unreported(failure, call_, true);
-  group_.break_with(failure, call_);
+  group_.end().keep_unreported(failure, call_, true);
+  group_.end().break_with(failure, call_);
   end(&failure);
 }
 

@@ -3,15 +3,94 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
-#include "group/group.hpp"
+#include "collectives/collective_call.hpp"
 #include "liveness/deadlock.hpp"
+#include "messages/messages.hpp"
+#include "ops/request.hpp"
 #include "runtime/recording.hpp"
+#include "runtime/wait_report.hpp"
+#include "runtime/waiting.hpp"
 
 namespace procgroup {
+
+class Group;
+
+struct MessageRequest {
+  OpKind op;     // kSend or kRecv
+  void* data;    // not written by kSend
+  size_t count;  // elements
+  Dtype dtype;
+  int peer;  // group rank, or kAnySource
+  uint64_t tag;
+  uint32_t source = 0;               // as in Request
+  std::function<void()> after = {};  // as in Request: run when a receive has succeeded, before it completes
+  std::shared_ptr<Task> task = {};   // as in Request; its `ready` is not asked
+  bool external = false;             // the task moves the elements, and the engine a header in their place
+  bool is_unawaited = false;         // as in Request
+  // The array is on a device, whose queues run one transfer after the other: messages from one rank to another move in
+  // the order in which the receiver has matched them.
+  bool on_device = false;
+};
+
+// An operation of a group that may outlive the call which issued it.
+class GroupOperation : public Operation {
+ public:
+  // `bytes`: that the call moves, as far as a thread that waits for it needs to know.
+  GroupOperation(Group& group, size_t bytes, double seconds)
+      : group_(group), bytes_(bytes), seconds_(seconds), budget_(WaitPolicy{}, Deadline::after(seconds)) {}
+
+  Group& group() const { return group_; }
+  size_t bytes() const { return bytes_; }
+  double seconds() const { return seconds_; }
+  Deadline deadline() const { return budget_.deadline(); }
+  virtual Descriptor call() const = 0;
+  virtual int source() const { return -1; }  // completed receives: the sender's group rank
+  // As call(), from any thread, also while another one gives the call its number.
+  virtual Descriptor call_so_far() const { return call(); }
+  // No caller waits for it: see Request. A caller that has taken the stream on which it is queued does not, either.
+  void set_unawaited() { unawaited_.store(true, std::memory_order_relaxed); }
+  bool is_unawaited() const { return unawaited_.load(std::memory_order_relaxed); }
+  virtual bool is_replay() const { return false; }  // of a call in a CUDA graph
+  // Once it has completed: what goes on on a device; null where nothing does.
+  const std::shared_ptr<GroupOperation>& device_work() const { return device_work_; }
+  // The world ranks without which it cannot end; nothing where that is not known. Takes locks.
+  virtual std::optional<Awaited> awaited() { return std::nullopt; }
+  // What it may do while it is pending and a thread of this rank waits for another operation, which awaits these world
+  // ranks.
+  enum class Beside : uint8_t {
+    kNothing,      // that another rank could wait for
+    kOpenReceive,  // see Source::open_receives
+    kAnything,
+  };
+  virtual Beside beside(const std::vector<int>& /*awaited*/) const { return Beside::kAnything; }
+  // Of the thread that examines it.
+  WaitBudget& budget() { return budget_; }
+  WaitReport& wait_report() { return wait_report_; }
+  // Somebody is to be told of its end, though no thread waits for it.
+  void watch();
+  bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
+
+ protected:
+  Group& group_;
+  const size_t bytes_;
+  const double seconds_;
+
+  void queue(std::shared_ptr<GroupOperation> device_work) { device_work_ = std::move(device_work); }
+
+ private:
+  std::shared_ptr<GroupOperation> device_work_;
+  std::atomic<bool> watched_{false};
+  std::atomic<bool> unawaited_{false};
+  WaitBudget budget_;
+  WaitReport wait_report_;
+};
 
 // Run a step of a call; return what it throws as a failure.
 inline std::optional<Failure> failure_of(const std::function<void()>& step) {
@@ -79,8 +158,13 @@ class MessageOperation final : public GroupOperation {
   uint64_t moved() const override;
   int64_t longest_sleep_ns() const override { return header_moved_ ? request_.task->longest_sleep_ns() : kAnySleepNs; }
   bool outlives_peer() const override { return header_moved_; }
+  // Whether both go from one rank to one other with one tag. With the mutex of messages.
+  bool shares_order(const MessageOperation& other) const {
+    return request_.op == other.request_.op && request_.tag == other.request_.tag && peer() == other.peer();
+  }
 
  private:
+  bool is_external() const { return request_.external; }
   struct Header {
     uint64_t count;
     uint64_t dtype;
@@ -90,17 +174,14 @@ class MessageOperation final : public GroupOperation {
   void start();
   Progress advance_transfer(bool& looks);  // by the engine
   Progress advance_task();
-  bool is_external() const { return request_.external; }
   void conclude();
   void compare_header();
   void accept();
   void await_acceptance();
   bool has_dead_sender() const;
   void end_group(const Failure& failure);
-  // With the mutex of messages, as the next three.
+  // With the mutex of messages, as the next.
   int peer() const { return request_.op == OpKind::kSend ? request_.peer : source(); }
-  bool has_turn() const;
-  void forget();
   void fail_by_mismatch(Failure failure, std::string theirs);
   // Whether a message has been matched to this receive, which writes to the caller's array itself.
   bool may_have_written() const {

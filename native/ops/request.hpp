@@ -49,7 +49,7 @@ struct Request {
   void* output = nullptr;
   std::vector<Block> inputs;
   std::vector<Block> outputs;
-  // If not empty, the input is the concatenation of these; only in calls that Group::takes_iovecs allows.
+  // If not empty, the input is the concatenation of these; only in calls that CallQueue::takes_iovecs allows.
   std::vector<Iovec> iovecs;
   // Run by the thread that runs the call, without the language's lock: `before` right before its first element is
   // read, `after` when it succeeded. Both are empty for contiguous arrays and ops that prepare nothing.

@@ -59,7 +59,7 @@ inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRan
                                              .layout = layout,
                                              .exchanged_bytes = 8000,
                                              .reading = reading});
-    offsets.push_back(mine.group->offset());
+    offsets.push_back(mine.group->members().offset());
   }
   for (Rank& rank : world) rank.group->attach(offsets, hosts);
   return world;

@@ -117,7 +117,7 @@ void CompiledCall::run(Group& group, const FlatArrays& given, const FlatArrays& 
     Request request;
     request.source = call_.line;
     request.after_device_work = true;
-    return group.run(request, seconds, language);
+    return group.calls().run(request, seconds, language);
   }
   const auto on_host = [&](const FlatArrays& inputs, const FlatArrays& outputs) {
     HostDevice device(group, seconds, language);

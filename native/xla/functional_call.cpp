@@ -19,27 +19,27 @@ void HostDevice::clear(void* at, size_t bytes) const { std::memset(at, 0, bytes)
 
 void HostDevice::run(Request request) {
   prepare(request);
-  group_.run(request, seconds_, language_);
+  group_.calls().run(request, seconds_, language_);
 }
 
 // Where the receive fails, the message that is sent stays on its way, as that of another asynchronous send: what is not
 // sent at once has memory of its own, because XLA's may be gone by then.
 void HostDevice::exchange(MessageRequest sent, MessageRequest received) {
   std::shared_ptr<GroupOperation> sending;
-  if (!group_.start_at_once(sent)) {
+  if (!group_.messages().start_at_once(sent)) {
     const size_t bytes = sent.count * dtype_size(sent.dtype);
     const std::shared_ptr<std::byte[]> copied = allocate(bytes);
     copy(copied.get(), sent.data, bytes);
     sent.data = copied.get();
     sent.after = [copied] {};  // the operation owns it
-    sending = group_.start_message(sent, seconds_);
+    sending = group_.messages().start(sent, seconds_);
   }
-  group_.run_message(received, seconds_, language_);
+  group_.messages().run(received, seconds_, language_);
   if (!sending) return;
   bool interrupted = false;
-  const std::optional<Failure> failure = group_.await(*sending, Deadline::never(), language_, interrupted).failure;
+  const std::optional<Failure> failure = group_.calls().await(*sending, Deadline::never(), language_, interrupted).failure;
   if (interrupted) throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, sending->call()};
-  if (failure) throw group_.reported(*failure, sending->call());
+  if (failure) throw group_.end().reported(*failure, sending->call());
 }
 
 namespace {

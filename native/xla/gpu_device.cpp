@@ -91,14 +91,14 @@ void GpuDevice::run(Request request) {
   std::shared_ptr<GroupOperation> operation;
   if (has_gate_) {
     task->take_gate();
-    operation = group_.start(std::move(request), seconds_);
+    operation = group_.calls().start(std::move(request), seconds_);
     task->queue_behind_gate();
     issuing_.unlock();
     if (!task->has_failed()) return;
   } else {
     task->queue_later();
     issuing_.unlock();
-    operation = group_.start(std::move(request), seconds_, language_);
+    operation = group_.calls().start(std::move(request), seconds_, language_);
   }
   await(*operation);
   task->let_wait({stream_});
@@ -131,17 +131,18 @@ std::shared_ptr<GroupOperation> GpuDevice::start(MessageRequest& request) const 
   (request.op == OpKind::kSend ? call.inputs : call.outputs) = spans_of({{request.data, request.count}}, request.dtype);
   request.task = task_for(std::move(call));
   request.external = request.on_device = request.is_unawaited = true;
-  return group_.start_message(request, seconds_);
+  return group_.messages().start(request, seconds_);
 }
 
 void GpuDevice::await(GroupOperation& operation) const {
   bool interrupted = false;
-  const std::optional<Failure> failure = group_.await(operation, Deadline::never(), language_, interrupted).failure;
+  const std::optional<Failure> failure =
+      group_.calls().await(operation, Deadline::never(), language_, interrupted).failure;
   if (interrupted) {
-    group_.end_interrupted(operation, language_);
+    group_.calls().end_interrupted(operation, language_);
     throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation.call()};
   }
-  if (failure) throw group_.reported(*failure, operation.call());
+  if (failure) throw group_.end().reported(*failure, operation.call());
 }
 
 void wait_until_copied(StagedTask& staged, int device, const char* what, double seconds, LanguageRuntime& language) {

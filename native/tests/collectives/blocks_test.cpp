@@ -17,7 +17,7 @@ void run(Group& group, CallKind kind, int64_t number) {
   call.request().before = [&] { ++before; };
   call.request().after = [&] { ++after; };
   NoRuntime language;
-  group.run(call.request(), 60, language);
+  group.calls().run(call.request(), 60, language);
   check(call.is_right(), "wrong numbers", group.rank());
   check(before == 1 && after == 1, "before and after run once", group.rank());
 }
@@ -29,7 +29,7 @@ void before_runs_first(Group& group, size_t count) {
   std::vector<int64_t> scratch;
   request.before = [&] { request.input = (scratch = values(group.rank(), count)).data(); };
   NoRuntime language;
-  group.run(request, 60, language);
+  group.calls().run(request, 60, language);
   for (size_t index = 0; index < count; ++index) check(data[index] == sum(group.size(), index), "before", group.rank());
 }
 
@@ -47,7 +47,7 @@ void unequal_pairs_are_a_mismatch(int size, size_t count) {
     const std::vector<Array> untouched = call.outputs();
     NoRuntime language;
     try {
-      group.run(call.request(), 60, language);
+      group.calls().run(call.request(), 60, language);
       check(false, "expected a mismatch", group.rank());
     } catch (const OperationFailed& failed) {
       const std::string expected = "rank 0 gives " + std::to_string(given) + " int64 to rank 1, which expects " +

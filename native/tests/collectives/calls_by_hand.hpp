@@ -46,7 +46,7 @@ inline CollectiveState state_at(const std::vector<uint64_t>& offsets, std::vecto
 
 inline CollectiveState state_of(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas) {
   std::vector<uint64_t> offsets;
-  for (const Rank& member : world) offsets.push_back(member.group->offset());
+  for (const Rank& member : world) offsets.push_back(member.group->members().offset());
   return state_at(offsets, world, rank, arenas);
 }
 

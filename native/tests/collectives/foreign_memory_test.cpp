@@ -99,7 +99,8 @@ void a_failure_record_in_shared_memory_is_checked_before_it_is_believed() {
     for (const uint64_t details : {uint64_t{0}, uint64_t{1} << 62, uint64_t{4096 + 3}}) {
       CASE("cause %d, details at %#zx", peer, details);
       std::vector<Rank> world = make_world(2);
-      GroupMemory& theirs = GroupMemoryView(world[1].engine->arena(), world[1].group->offset(), 2, kTiny).memory();
+      GroupMemory& theirs =
+          GroupMemoryView(world[1].engine->arena(), world[1].group->members().offset(), 2, kTiny).memory();
       if (peer == -1) std::memset(static_cast<void*>(&theirs.failure), 0xff, sizeof theirs.failure);
       theirs.failure.peer = peer;
       theirs.failure_details = details;
@@ -108,7 +109,7 @@ void a_failure_record_in_shared_memory_is_checked_before_it_is_believed() {
       Request request = request_for(OpKind::kAllReduce, data);
       NoRuntime language;
       try {
-        world[0].group->run(request, 20, language);
+        world[0].group->calls().run(request, 20, language);
         check(false, "expected a failure", 0);
       } catch (const OperationFailed& failed) {
         check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
@@ -131,7 +132,7 @@ void a_group_whose_memory_is_misplaced_is_not_made() {
     }
     Engine& mine = *world[0].engine;
     Group group(mine, GroupOptions{.id = 8, .name = "second", .members = {0, 1}, .rank = 0, .layout = kTiny});
-    const GroupMemoryView memory(mine.arena(), group.offset(), 2, kTiny);
+    const GroupMemoryView memory(mine.arena(), group.members().offset(), 2, kTiny);
     NoRuntime language;
     try {
       group.handshake("new_group([0, 1])", 20, language);

@@ -72,8 +72,8 @@ Request request_of(OpKind op, const Scattered& array, int root) {
 // Through the caller's thread, or through the queue.
 void run(Group& group, Request& request, bool queued) {
   NoRuntime language;
-  if (!queued) return group.run(request, 60, language);
-  const auto operation = group.start(request, 60);
+  if (!queued) return group.calls().run(request, 60, language);
+  const auto operation = group.calls().start(request, 60);
   while (!operation->is_completed()) std::this_thread::yield();
   check(operation->failure() == nullptr, "expected to end well", group.rank());
 }
@@ -91,12 +91,12 @@ void broadcast(Group& group, const Scattered& array, bool queued, size_t small_b
   const int root = group.size() - 1;
   Bytes received(array.whole.size());
   Request request = request_of(OpKind::kBroadcast, array, root);
-  if (group.rank() != root || !group.takes_iovecs(request.descriptor)) {
+  if (group.rank() != root || !group.calls().takes_iovecs(request.descriptor)) {
     if (group.rank() == root) received = array.whole;
     request.iovecs.clear();
     request.input = request.output = received.data();
   }
-  check(group.takes_iovecs(request.descriptor) == (array.whole.size() > small_bytes), "takes", group.rank());
+  check(group.calls().takes_iovecs(request.descriptor) == (array.whole.size() > small_bytes), "takes", group.rank());
   run(group, request, queued);
   if (group.rank() != root) check(array.equals(received), "broadcast", group.rank());
 }

@@ -138,7 +138,7 @@ void a_group_may_list_its_members_in_any_order() {
   });
 }
 
-// By which a leader knows that its call waits for others alone: see Group::awaited.
+// By which a leader knows that its call waits for others alone: see Watch::awaited.
 void a_leader_has_work_until_it_has_taken_what_has_arrived() {
   const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kInt64, ReduceOp::kSum, 5);
   run_ranks(2, LinkKind::kTcp, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {

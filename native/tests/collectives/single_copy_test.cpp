@@ -13,7 +13,7 @@ void run(Group& group, CallKind kind, int64_t number, Arena* arena = nullptr) {
   CASE("%s of %zu elements, root %d, array in the arena %d", op_name(kind.op), kind.count, kind.root, arena != nullptr);
   NoRuntime language;
   AnyCall call(kind, number, group.rank(), group.size(), arena);
-  group.run(call.request(), 60, language);
+  group.calls().run(call.request(), 60, language);
   check(call.is_right(), "wrong numbers", group.rank());
 }
 

@@ -27,7 +27,7 @@ Staged start_sum(Group& group, Gpu& gpu, const DeviceArray& array, CudaStream st
   request.input = request.output = task->inputs()[0];
   CHECK(task->inputs()[0] == task->outputs()[0]);  // one place for what is read and written
   request.task = task;
-  return {task, group.start(std::move(request), kLong)};
+  return {task, group.calls().start(std::move(request), kLong)};
 }
 
 void wait_for(const Staged& staged) {

@@ -76,7 +76,7 @@ void messages_have_the_same_places_on_both_sides(const std::vector<int>& hosts) 
         MessageRequest request{sends ? OpKind::kSend : OpKind::kRecv, &data, 1, Dtype::kInt64, sends ? 1 : 0, tag};
         request.task = queue.task(tag);
         request.external = request.on_device = true;
-        operations.push_back(group.start_message(request, 60));
+        operations.push_back(group.messages().start(request, 60));
       }
       for (bool all = false; !all;) {
         all = true;
@@ -95,8 +95,8 @@ void work_ends_when_the_device_has_finished_and_in_order() {
   Group& group = *world[0].group;
   std::atomic<bool> first_ends{false};
   std::atomic<int> looked_at_second{0};
-  const auto first = group.follow(collective(1), queued_until([&] { return first_ends.load(); }), 60);
-  const auto second = group.follow(collective(2), queued_until([&] { return ++looked_at_second > 0; }), 60);
+  const auto first = group.devices().follow(collective(1), queued_until([&] { return first_ends.load(); }), 60);
+  const auto second = group.devices().follow(collective(2), queued_until([&] { return ++looked_at_second > 0; }), 60);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   check(!first->is_completed() && !second->is_completed() && !group.is_idle(), "expected them to run", 0);
   check(looked_at_second == 0, "expected to wait for the first", 0);
@@ -109,13 +109,13 @@ void work_ends_when_the_device_has_finished_and_in_order() {
 void a_look_beside_another_one_is_no_answer() {
   std::vector<Rank> world = world_of(1, {});
   std::atomic<bool> has_ended{false}, is_looking{false}, goes_on{false};
-  const auto work = world[0].group->follow(collective(1), queued_until([&] {
-                                             const bool ended = has_ended;
-                                             is_looking = true;
-                                             while (!goes_on) std::this_thread::yield();
-                                             return ended;
-                                           }),
-                                           60);
+  const auto work = world[0].group->devices().follow(collective(1), queued_until([&] {
+                                                       const bool ended = has_ended;
+                                                       is_looking = true;
+                                                       while (!goes_on) std::this_thread::yield();
+                                                       return ended;
+                                                     }),
+                                                     60);
   while (!is_looking) std::this_thread::yield();
   has_ended = true;
   check(work->help() == Progress::kMoved, "expected to be told to ask again", 0);
@@ -129,14 +129,14 @@ void a_look_beside_another_one_is_no_answer() {
 void the_next_call_reports_the_failure_of_a_blocking_one() {
   std::vector<Rank> world = world_of(1, {});
   Group& group = *world[0].group;
-  const auto work = group.follow(collective(1), queued_until([] { return false; }), 0.05, true);
+  const auto work = group.devices().follow(collective(1), queued_until([] { return false; }), 0.05, true);
   wait_for(*work);
   NoRuntime language;
   std::vector<Failure::Kind> kinds;
   for (int call = 0; call < 2; ++call) {
     Request barrier;
     try {
-      group.run(barrier, 60, language);
+      group.calls().run(barrier, 60, language);
     } catch (const OperationFailed& failed) {
       kinds.push_back(failed.failure.kind);
     }
@@ -148,13 +148,13 @@ void the_next_call_reports_the_failure_of_a_blocking_one() {
 void a_call_that_waits_reports_the_failure_of_a_blocking_one() {
   std::vector<Rank> world = world_of(2, {0, 0});
   Group& group = *world[0].group;
-  const auto work = group.follow(collective(1), queued_until([] { return false; }), 0.2, true);
+  const auto work = group.devices().follow(collective(1), queued_until([] { return false; }), 0.2, true);
   NoRuntime language;
   std::vector<Failure::Kind> kinds;
   for (int call = 0; call < 2; ++call) {
     Request barrier;
     try {
-      group.run(barrier, 60, language);
+      group.calls().run(barrier, 60, language);
     } catch (const OperationFailed& failed) {
       kinds.push_back(failed.failure.kind);
     }
@@ -168,7 +168,7 @@ void a_barrier_waits_for_the_work_of_collectives() {
   std::atomic<int> passed{0};
   in_all_ranks(world, [&](Group& group) {
     NoRuntime language;
-    const auto work = group.follow(collective(1), queued_until([&] { return ends.load(); }), 60);
+    const auto work = group.devices().follow(collective(1), queued_until([&] { return ends.load(); }), 60);
     std::thread later;
     if (group.rank() == 0)
       later = std::thread([&] {
@@ -178,7 +178,7 @@ void a_barrier_waits_for_the_work_of_collectives() {
       });
     Request barrier;
     barrier.after_device_work = true;
-    group.run(barrier, 60, language);
+    group.calls().run(barrier, 60, language);
     ++passed;
     check(work->is_completed(), "expected the work to have ended", group.rank());
     if (later.joinable()) later.join();
@@ -191,21 +191,22 @@ void work_that_fails_ends_the_group(const char* how) {
   std::vector<Rank> world = world_of(2, {0, 0});
   std::atomic<int> ended{0};
   in_all_ranks(world, [&](Group& group) {
-    group.on_broken([&] { ++ended; });
+    group.end().on_broken([&] { ++ended; });
     const bool is_first = group.rank() == 0;
-    const auto work = group.follow(collective(1), queued_until([&, is_first] {
-                                     if (is_first && reason == "throws") throw std::runtime_error("out of ink");
-                                     return false;
-                                   }),
-                                   is_first && reason == "deadline" ? 0.1 : 60);
+    const auto work = group.devices().follow(collective(1), queued_until([&, is_first] {
+                                               if (is_first && reason == "throws")
+                                                 throw std::runtime_error("out of ink");
+                                               return false;
+                                             }),
+                                             is_first && reason == "deadline" ? 0.1 : 60);
     if (is_first && reason == "abort") group.abort();
     wait_for(*work);
     const std::string text = work->failure()->summary();
     if (is_first && reason == "throws") check(text.find("out of ink") != std::string::npos, text.c_str(), 0);
     if (is_first && reason == "deadline")
       check(work->failure()->kind == Failure::Kind::kTimeout && text.find("GPU") != std::string::npos, text.c_str(), 0);
-    check(group.is_completed(), "expected the group to have ended", group.rank());
-    const auto later = group.follow(collective(2), queued_until([] { return false; }), 60);
+    check(group.end().is_completed(), "expected the group to have ended", group.rank());
+    const auto later = group.devices().follow(collective(2), queued_until([] { return false; }), 60);
     check(later->is_completed() && later->failure() != nullptr, "expected later work to fail", group.rank());
   });
   check(ended == 2, "expected each rank to end its work once", 0);
@@ -221,14 +222,14 @@ void a_call_is_not_begun_before_it_is_ready(const std::vector<int>& hosts) {
     Request late = sum_of(first);
     late.task = ready_when([&] { return is_copied.load(); });
     late.before = [&] { first.assign(3, 5); };
-    const auto operation = group.start(std::move(late), 60);
-    const auto behind = group.start(sum_of(second), 60);
+    const auto operation = group.calls().start(std::move(late), 60);
+    const auto behind = group.calls().start(sum_of(second), 60);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     check(!operation->is_completed() && !behind->is_completed(), "expected them to wait", group.rank());
     is_copied = true;
     Request blocking = sum_of(second);
     blocking.task = std::make_shared<FunctionTask>();
-    group.run(blocking, 60, language);
+    group.calls().run(blocking, 60, language);
     check(operation->is_completed() && behind->is_completed(), "expected the order of the calls", group.rank());
     check(first == std::vector<int64_t>(3, 10) && second == std::vector<int64_t>(3, 4), "expected sums", group.rank());
   });
@@ -240,10 +241,10 @@ void a_call_that_cannot_become_ready_ends_the_group() {
     std::vector<int64_t> data(1, 1);
     Request request = sum_of(data);
     if (group.rank() == 1) request.task = ready_when([]() -> bool { throw std::runtime_error("illegal address"); });
-    const auto operation = group.start(std::move(request), 60);
+    const auto operation = group.calls().start(std::move(request), 60);
     wait_for(*operation);
     const std::string text = operation->failure()->summary();
-    check(group.is_completed(), "expected the group to have ended", group.rank());
+    check(group.end().is_completed(), "expected the group to have ended", group.rank());
     check(data[0] == 1, text.c_str(), group.rank());
     if (group.rank() == 1) check(text.find("illegal address") != std::string::npos, text.c_str(), 1);
   });
@@ -258,14 +259,14 @@ void a_call_whose_end_throws_ends_the_group() {
     request.task = started_by([&] {
       if (group.rank() == 1) throw std::runtime_error("illegal address");
     });
-    const auto operation = group.start(std::move(request), 60);
+    const auto operation = group.calls().start(std::move(request), 60);
     wait_for(*operation);
     const std::string text = group.rank() == 1 ? operation->failure()->summary() : "";
     if (group.rank() == 1) check(text.find("illegal address") != std::string::npos, text.c_str(), 1);
     NoRuntime language;
     try {
       Request barrier;
-      group.run(barrier, 60, language);
+      group.calls().run(barrier, 60, language);
       check(false, "expected the group to have ended", group.rank());
     } catch (const OperationFailed&) {
     }
@@ -281,13 +282,13 @@ void a_group_has_ended_before_a_call_that_fails_completes(const char* how) {
   std::shared_ptr<GroupOperation> operation;
   std::atomic<bool> is_known{false};
   std::atomic<bool> completed_first{true};
-  group.on_broken([&] { completed_first = operation->is_completed(); });
+  group.end().on_broken([&] { completed_first = operation->is_completed(); });
   Request request = sum_of(data);
   request.task = ready_when([&]() -> bool {
     if (is_known && reason == "throws") throw std::runtime_error("illegal address");
     return is_known;
   });
-  operation = group.start(std::move(request), reason == "deadline" ? 0.1 : 60);
+  operation = group.calls().start(std::move(request), reason == "deadline" ? 0.1 : 60);
   is_known = true;
   if (reason == "abort") world[1].group->abort();
   wait_for(*operation);
@@ -300,16 +301,16 @@ void a_receive_whose_end_throws_ends_the_group() {
     NoRuntime language;
     int64_t data = 1;
     if (group.rank() == 0)
-      return static_cast<void>(group.run_message({OpKind::kSend, &data, 1, Dtype::kInt64, 1, 3}, 60, language));
+      return static_cast<void>(group.messages().run({OpKind::kSend, &data, 1, Dtype::kInt64, 1, 3}, 60, language));
     MessageRequest request{OpKind::kRecv, &data, 1, Dtype::kInt64, 0, 3};
     request.task = started_by([] { throw std::runtime_error("illegal address"); });
     try {
-      group.run_message(request, 60, language);
+      group.messages().run(request, 60, language);
       check(false, "expected a failure", 1);
     } catch (const OperationFailed& failed) {
       check(failed.failure.summary().find("illegal address") != std::string::npos, failed.failure.summary().c_str(), 1);
     }
-    check(group.is_completed(), "expected the group to have ended", 1);
+    check(group.end().is_completed(), "expected the group to have ended", 1);
   });
 }
 
@@ -322,8 +323,8 @@ void what_follows_a_receive_may_take_locks(const std::vector<int>& hosts) {
     for (int round = 0; round < kRounds; ++round) {
       int64_t data = round, answer = 0;
       if (group.rank() == 0) {
-        group.run_message({OpKind::kSend, &data, 1, Dtype::kInt64, 1, 3}, 60, language);
-        group.run_message({OpKind::kRecv, &answer, 1, Dtype::kInt64, 1, 4}, 60, language);
+        group.messages().run({OpKind::kSend, &data, 1, Dtype::kInt64, 1, 3}, 60, language);
+        group.messages().run({OpKind::kRecv, &answer, 1, Dtype::kInt64, 1, 4}, 60, language);
         check(answer == round + 1, "expected the answer", 0);
         continue;
       }
@@ -331,12 +332,12 @@ void what_follows_a_receive_may_take_locks(const std::vector<int>& hosts) {
       MessageRequest request{OpKind::kRecv, &answer, 1, Dtype::kInt64, round % 3 == 0 ? kAnySource : 0, 3};
       request.task = started_by([&] {
         ++answer;
-        reply = group.start_message({OpKind::kSend, &answer, 1, Dtype::kInt64, 0, 4}, 60);
+        reply = group.messages().start({OpKind::kSend, &answer, 1, Dtype::kInt64, 0, 4}, 60);
       });
       if (round % 2 == 0) {
-        group.run_message(request, 60, language);
+        group.messages().run(request, 60, language);
       } else {
-        const auto operation = group.start_message(request, 60);
+        const auto operation = group.messages().start(request, 60);
         while (operation->help() != Progress::kDone) std::this_thread::yield();
       }
       wait_for(*reply);
@@ -350,11 +351,11 @@ void work_that_an_abort_has_ended_fails() {
   Group& group = *world[0].group;
   std::atomic<bool> has_finished{false};
   std::shared_ptr<GroupOperation> work;
-  group.on_broken([&] {
+  group.end().on_broken([&] {
     has_finished = true;
     work->help();
   });
-  work = group.follow(collective(1), queued_until([&] { return has_finished.load(); }), 60);
+  work = group.devices().follow(collective(1), queued_until([&] { return has_finished.load(); }), 60);
   group.abort();
   wait_for(*work);
   check(work->failure() != nullptr, "expected a failure", 0);

@@ -25,31 +25,31 @@ void collectives(Group& group, size_t count) {
   const int root = static_cast<int>(count % static_cast<size_t>(size));
   std::vector<int64_t> data = values(group.rank(), count);
   Request all_reduce = request_for(OpKind::kAllReduce, data);
-  group.run(all_reduce, 60, language);
+  group.calls().run(all_reduce, 60, language);
   for (size_t index = 0; index < count; ++index) check(data[index] == sum(size, index), "all_reduce", group.rank());
 
   data = values(group.rank(), count);
   Request reduce = request_for(OpKind::kReduce, data, root);
-  group.run(reduce, 60, language);
+  group.calls().run(reduce, 60, language);
   for (size_t index = 0; index < count; ++index)
     check(data[index] == (group.rank() == root ? sum(size, index) : value(group.rank(), index)), "reduce",
           group.rank());
 
   data = values(group.rank(), count);
   Request broadcast = request_for(OpKind::kBroadcast, data, root);
-  group.run(broadcast, 60, language);
+  group.calls().run(broadcast, 60, language);
   for (size_t index = 0; index < count; ++index) check(data[index] == value(root, index), "broadcast", group.rank());
 
   data = values(group.rank(), count);
   std::vector<std::vector<int64_t>> gathered(static_cast<size_t>(size), std::vector<int64_t>(count));
   Request all_gather = request_for(OpKind::kAllGather, data);
   for (std::vector<int64_t>& output : gathered) all_gather.outputs.push_back({output.data(), output.size()});
-  group.run(all_gather, 60, language);
+  group.calls().run(all_gather, 60, language);
   for (int rank = 0; rank < size; ++rank)
     check(gathered[static_cast<size_t>(rank)] == values(rank, count), "all_gather", rank);
 
   Request barrier;
-  group.run(barrier, 60, language);
+  group.calls().run(barrier, 60, language);
 }
 
 void asynchronous_calls_keep_their_order(Group& group) {
@@ -57,10 +57,10 @@ void asynchronous_calls_keep_their_order(Group& group) {
   std::vector<std::vector<int64_t>> arrays(8, values(group.rank(), 700));
   std::vector<std::shared_ptr<GroupOperation>> operations;
   for (std::vector<int64_t>& data : arrays)
-    operations.push_back(group.start(request_for(OpKind::kAllReduce, data), 60));
+    operations.push_back(group.calls().start(request_for(OpKind::kAllReduce, data), 60));
   std::vector<int64_t> last = values(group.rank(), 3);
   Request blocking = request_for(OpKind::kAllReduce, last);
-  group.run(blocking, 60, language);
+  group.calls().run(blocking, 60, language);
   for (const auto& operation : operations)
     check(operation->is_completed() && !operation->failure(), "queued", group.rank());
   for (const std::vector<int64_t>& data : arrays) check(data[5] == sum(group.size(), 5), "queued sum", group.rank());
@@ -77,7 +77,7 @@ void the_caller_runs_along(int size) {
         *rank.engine,
         GroupOptions{
             .id = 8, .name = "other", .members = members_of(size), .rank = rank.group->rank(), .layout = kTiny}));
-    offsets.push_back(others.back()->offset());
+    offsets.push_back(others.back()->members().offset());
   }
   for (const std::unique_ptr<Group>& other : others) other->attach(offsets, std::vector<int>(offsets.size()));
   in_all_ranks(world, [&](Group& group) {
@@ -89,10 +89,12 @@ void the_caller_runs_along(int size) {
       std::vector<std::vector<int64_t>> arrays(6, values(group.rank(), count));
       std::vector<std::shared_ptr<GroupOperation>> operations;
       for (size_t index = 0; index < arrays.size(); ++index)
-        operations.push_back(order[index % 2]->start(request_for(OpKind::kAllReduce, arrays[index]), 60, language));
+        operations.push_back(
+            order[index % 2]->calls().start(request_for(OpKind::kAllReduce, arrays[index]), 60, language));
       for (const auto& operation : operations) {
         bool interrupted = false;
-        const Group::Outcome outcome = operation->group().await(*operation, Deadline::after(60), language, interrupted);
+        const CallQueue::Outcome outcome =
+            operation->group().calls().await(*operation, Deadline::after(60), language, interrupted);
         check(outcome.has_completed && !outcome.failure, "expected to have completed", group.rank());
       }
       for (const std::vector<int64_t>& data : arrays)
@@ -110,7 +112,7 @@ void leaving_ends_what_a_caller_runs_along() {
   std::thread caller([&] {
     NoRuntime language;
     try {
-      for (;;) operations.push_back(group.start(request_for(OpKind::kAllReduce, data), 60, language));
+      for (;;) operations.push_back(group.calls().start(request_for(OpKind::kAllReduce, data), 60, language));
     } catch (const OperationFailed& failed) {
       check(failed.failure.kind == Failure::Kind::kBroken, "expected a group that was left", 0);
     }
@@ -128,8 +130,8 @@ void messages(Group& group, size_t count) {
   const int previous = (group.rank() + group.size() - 1) % group.size();
   std::vector<int64_t> out = values(group.rank(), count);
   std::vector<int64_t> in(count);
-  const auto sending = group.start_message({OpKind::kSend, out.data(), count, Dtype::kInt64, next, 3}, 60);
-  const int source = group.run_message({OpKind::kRecv, in.data(), count, Dtype::kInt64, previous, 3}, 60, language);
+  const auto sending = group.messages().start({OpKind::kSend, out.data(), count, Dtype::kInt64, next, 3}, 60);
+  const int source = group.messages().run({OpKind::kRecv, in.data(), count, Dtype::kInt64, previous, 3}, 60, language);
   check(source == previous && in == values(previous, count), "message", group.rank());
   while (!sending->is_completed()) std::this_thread::yield();
 }
@@ -151,7 +153,7 @@ void arrays_in_arenas(int size, bool everywhere) {
       std::memcpy(place, mine.data(), bytes);
       Request request = request_for(OpKind::kAllReduce, elsewhere);
       request.input = request.output = place;
-      group.run(request, 60, language);
+      group.calls().run(request, 60, language);
       const auto* result = reinterpret_cast<const int64_t*>(place);
       for (size_t index = 0; index < count; ++index) check(result[index] == sum(size, index), "in arena", group.rank());
       arena.release(offset);
@@ -162,7 +164,7 @@ void arrays_in_arenas(int size, bool everywhere) {
 Failure::Kind kind_of_failure(Group& group, Request request, double seconds) {
   NoRuntime language;
   try {
-    group.run(request, seconds, language);
+    group.calls().run(request, seconds, language);
   } catch (const OperationFailed& failed) {
     return failed.failure.kind;
   }
@@ -192,11 +194,11 @@ void a_call_records_the_world_ranks_that_it_awaits() {
     groups.push_back(std::make_unique<Group>(
         *world[static_cast<size_t>(members[static_cast<size_t>(rank)])].engine,
         GroupOptions{.id = 8, .name = "others", .members = members, .rank = rank, .layout = kTiny}));
-    offsets.push_back(groups.back()->offset());
+    offsets.push_back(groups.back()->members().offset());
   }
   for (const std::unique_ptr<Group>& group : groups) group->attach(offsets, {0, 0, 0});
   std::vector<int64_t> data(4);
-  const auto operation = groups[0]->start(request_for(OpKind::kAllReduce, data), 600);
+  const auto operation = groups[0]->calls().start(request_for(OpKind::kAllReduce, data), 600);
   Descriptor call;
   call.op = OpKind::kAllReduce, call.group = 8, call.sequence = 1;
   AwaitedRanks awaited;
@@ -233,8 +235,8 @@ void no_call_is_queued_behind_one_that_has_failed() {
   std::vector<Rank> world = make_world(2);
   Group& group = *world[0].group;
   std::vector<int64_t> data(4);
-  const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
-  const auto second = group.start(request_for(OpKind::kAllReduce, data), 0.01);
+  const auto first = group.calls().start(request_for(OpKind::kAllReduce, data), 600);
+  const auto second = group.calls().start(request_for(OpKind::kAllReduce, data), 0.01);
   while (!second->is_completed()) std::this_thread::yield();
   CHECK(second->failure()->kind == Failure::Kind::kTimeout && !first->is_completed());
   // A caller that has not been told of the second one gets its error first.

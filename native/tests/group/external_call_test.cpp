@@ -80,7 +80,7 @@ Request external_request(std::vector<int64_t>& data, FunctionTask::Move transfer
 Failure failure_of(Group& group, Request request, double seconds = 60) {
   NoRuntime language;
   try {
-    group.run(request, seconds, language);
+    group.calls().run(request, seconds, language);
   } catch (const OperationFailed& failed) {
     return failed.failure;
   }
@@ -102,11 +102,11 @@ void a_call_is_moved_by_the_backend(const std::vector<int>& hosts, bool is_async
       Request request = external_request(data, board.transfer(group.rank(), data));
       NoRuntime language;
       if (is_async) {
-        const auto operation = group.start(std::move(request), 60);
+        const auto operation = group.calls().start(std::move(request), 60);
         while (!operation->is_completed()) std::this_thread::yield();
         check(operation->failure() == nullptr, "expected to end well", group.rank());
       } else {
-        group.run(request, 60, language);
+        group.calls().run(request, 60, language);
       }
       for (size_t index = 0; index < count; ++index) check(data[index] == sum(3, index), "wrong sum", group.rank());
     });
@@ -137,7 +137,7 @@ void what_a_backend_throws_ends_the_call_everywhere(const std::vector<int>& host
     });
     Failure failure;
     if (is_async) {
-      const auto operation = group.start(std::move(request), 60);
+      const auto operation = group.calls().start(std::move(request), 60);
       while (!operation->is_completed()) std::this_thread::yield();
       failure = *operation->failure();
     } else {
@@ -176,7 +176,7 @@ void the_ranks_that_a_backend_waits_for_are_named_at_the_deadline(const std::vec
     });
     Failure failure;
     if (is_async) {
-      const auto operation = group.start(std::move(request), 1);
+      const auto operation = group.calls().start(std::move(request), 1);
       while (!operation->is_completed()) std::this_thread::yield();
       failure = *operation->failure();
     } else {
@@ -232,11 +232,11 @@ void ranks_of_several_hosts_wait_until_all_bytes_have_moved(OpKind op, const std
       });
     NoRuntime language;
     if (is_async) {
-      const auto operation = group.start(std::move(request), 60);
+      const auto operation = group.calls().start(std::move(request), 60);
       while (!operation->is_completed()) std::this_thread::yield();
       check(operation->failure() == nullptr, "expected to end well", group.rank());
     } else {
-      group.run(request, 60, language);
+      group.calls().run(request, 60, language);
     }
     ++completed;
     if (is_last) later.join();
@@ -252,7 +252,7 @@ void a_call_without_bytes_is_not_confirmed() {
     NoRuntime language;
     Request request = external_request(
         data, [&, is_first](int, uint64_t, std::vector<int>&) { return is_first || has_ended.load(); });
-    group.run(request, 60, language);
+    group.calls().run(request, 60, language);
     if (is_first) has_ended = true;
   });
 }
@@ -271,7 +271,7 @@ void what_a_backend_throws_at_last_ends_the_call_everywhere(const std::vector<in
     });
     Failure failure;
     if (is_async) {
-      const auto operation = group.start(std::move(request), 60);
+      const auto operation = group.calls().start(std::move(request), 60);
       while (!operation->is_completed()) std::this_thread::yield();
       check(operation->failure() != nullptr, "expected a failure", group.rank());
       failure = *operation->failure();
@@ -311,7 +311,7 @@ void ranks_that_leave_after_the_call_fail_none() {
           NoRuntime language;
           std::vector<int64_t> data = values(rank.group->rank(), 5);
           Request request = external_request(data, [](int, uint64_t, std::vector<int>&) { return true; });
-          rank.group->run(request, 60, language);
+          rank.group->calls().run(request, 60, language);
           rank.group->leave();
           rank.engine->shutdown();
         });
@@ -332,7 +332,7 @@ void messages_that_were_moved_take_no_memory(const std::vector<int>& hosts) {
           group.rank() == 0 ? OpKind::kSend : OpKind::kRecv, &data, 1, Dtype::kInt64, 1 - group.rank(), 0};
       request.task = std::make_shared<FunctionTask>();
       request.external = true;
-      for (request.tag = tag; request.tag < end; ++request.tag) group.run_message(request, 60, language);
+      for (request.tag = tag; request.tag < end; ++request.tag) group.messages().run(request, 60, language);
     });
     tag = end;
     return live_blocks.load();
@@ -356,19 +356,19 @@ void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source
       return sent == 1;
     });
     request.external = true;
-    if (group.rank() == 0) return static_cast<void>(group.run_message(request, 60, language));
+    if (group.rank() == 0) return static_cast<void>(group.messages().run(request, 60, language));
     request.op = OpKind::kRecv;
     request.count = count;
     request.peer = source;
     try {
       if (is_async) {
-        const auto operation = group.start_message(request, 60);
+        const auto operation = group.messages().start(request, 60);
         bool interrupted = false;
-        const auto failure = group.await(*operation, Deadline::never(), language, interrupted).failure;
+        const auto failure = group.calls().await(*operation, Deadline::never(), language, interrupted).failure;
         if (failure) throw OperationFailed{*failure, operation->call()};
         check(operation->source() == 0, "wrong source", 1);
       } else {
-        check(group.run_message(request, 60, language) == 0, "wrong source", 1);
+        check(group.messages().run(request, 60, language) == 0, "wrong source", 1);
       }
       check(count == 4, "expected a mismatch", 1);
     } catch (const OperationFailed& failed) {

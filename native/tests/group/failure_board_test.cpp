@@ -78,7 +78,7 @@ void a_group_names_the_missing_ranks_of_a_call_that_another_rank_gave_up() {
       Request barrier;
       NoRuntime language;
       try {
-        group.run(barrier, group.rank() == 0 ? 1 : 60, language);
+        group.calls().run(barrier, group.rank() == 0 ? 1 : 60, language);
         check(false, "expected to fail", group.rank());
       } catch (const OperationFailed& failed) {
         const Failure& failure = failed.failure;
@@ -112,7 +112,7 @@ std::vector<Rank> make_world_of_sockets(int size) {
         std::make_unique<Group>(*mine.engine, GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank});
   }
   std::vector<uint64_t> offsets;
-  for (const auto& rank : world) offsets.push_back(rank.group->offset());
+  for (const auto& rank : world) offsets.push_back(rank.group->members().offset());
   for (const auto& rank : world) rank.group->attach(offsets, members);  // each is on a host of its own
   return world;
 }
@@ -121,7 +121,7 @@ Failure failure_of_barrier(Group& group) {
   Request barrier;
   NoRuntime language;
   try {
-    group.run(barrier, 60, language);
+    group.calls().run(barrier, 60, language);
   } catch (const OperationFailed& failed) {
     return failed.failure;
   }

@@ -43,9 +43,9 @@ void leaving_ends_what_is_pending() {
   Group& group = *world[0].group;
   std::vector<int64_t> in(4);
   std::vector<int64_t> data(4);
-  const auto receive = group.start_message({OpKind::kRecv, in.data(), in.size(), Dtype::kInt64, 1, 3}, 600);
-  const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
-  const auto second = group.start(request_for(OpKind::kAllReduce, data), 600);
+  const auto receive = group.messages().start({OpKind::kRecv, in.data(), in.size(), Dtype::kInt64, 1, 3}, 600);
+  const auto first = group.calls().start(request_for(OpKind::kAllReduce, data), 600);
+  const auto second = group.calls().start(request_for(OpKind::kAllReduce, data), 600);
   const Failure* failure = failure_after_leaving(group, receive);
   check(failure->summary() == "this rank left the group", failure->summary().c_str(), 0);
   check(first->is_completed() && second->is_completed(), "expected the queue to have ended", 0);
@@ -56,13 +56,13 @@ void a_late_call_is_not_started_before_its_turn() {
   std::vector<Rank> world = make_world(2);
   Group& group = *world[0].group;
   std::vector<int64_t> data(4);
-  const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
-  const auto second = group.start(request_for(OpKind::kAllReduce, data), 0.1);
+  const auto first = group.calls().start(request_for(OpKind::kAllReduce, data), 600);
+  const auto second = group.calls().start(request_for(OpKind::kAllReduce, data), 0.1);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (!second->is_completed() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   check(second->is_completed() && second->failure()->kind == Failure::Kind::kTimeout, "expected a timeout", 0);
   check(second->call().sequence == 0, "expected a call without a number", 0);
-  check(!first->is_completed() && !group.is_completed(), "expected the first call to go on", 0);
+  check(!first->is_completed() && !group.end().is_completed(), "expected the first call to go on", 0);
 }
 
 // Rank 0 cancels a group that it began to make. Ranks 1 and 2 may have received all handshakes and gone on, so rank 0's
@@ -73,7 +73,7 @@ void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
   Engine& mine = *world[0].engine;
   auto group = std::make_unique<Group>(
       mine, GroupOptions{.id = 8, .name = "second", .members = {0, 1, 2}, .rank = 0, .layout = kTiny});
-  const uint64_t offset = group->offset();
+  const uint64_t offset = group->members().offset();
   const GroupMemoryView shown(mine.arena(), offset, 3, kTiny);
   NoRuntime language;
   try {
@@ -107,7 +107,7 @@ void a_forked_child_does_not_leave_the_groups_of_its_parent() {
     NoRuntime language;
     std::vector<int64_t> data = values(group.rank(), 4);
     Request request = request_for(OpKind::kAllReduce, data);
-    group.run(request, 60, language);
+    group.calls().run(request, 60, language);
     CHECK_EQUAL(data[3], sum(2, 3));
   });
 }
@@ -119,7 +119,7 @@ Failure failure_of(Group& group, double seconds, int calls = 1) {
   for (int call = 0; call < calls; ++call) {
     Request request = request_for(OpKind::kAllReduce, data);
     try {
-      group.run(request, seconds, language);
+      group.calls().run(request, seconds, language);
     } catch (const OperationFailed& failed) {
       return failed.failure;
     }
@@ -154,13 +154,13 @@ void an_error_ends_the_next_call(bool is_pending) {
   Group& other = *world[1].group;
   std::vector<int64_t> data[2] = {std::vector<int64_t>(4), std::vector<int64_t>(4)};
   std::shared_ptr<GroupOperation> pending;
-  if (is_pending) pending = mine.start(request_for(OpKind::kAllReduce, data[0]), 600);
+  if (is_pending) pending = mine.calls().start(request_for(OpKind::kAllReduce, data[0]), 600);
   mine.fail_call({.op = OpKind::kRankFirst, .root = 0}, "ValueError: made by the test");
   const Failure received = failure_of(other, 600, is_pending ? 2 : 1);
   check(received.kind == Failure::Kind::kFailed && received.peer == 0, received.summary().c_str(), 1);
   check(received.reason == "ValueError: made by the test", received.reason.c_str(), 1);
   if (!is_pending) check(received.call.sequence == 1, "expected the number of the next call", 1);
-  check(mine.is_completed(), "expected the group to have ended", 0);
+  check(mine.end().is_completed(), "expected the group to have ended", 0);
   while (pending && !pending->is_completed()) std::this_thread::yield();
 }
 

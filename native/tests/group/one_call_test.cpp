@@ -1,4 +1,4 @@
-// Through which functions a small all_reduce goes, from Group::run to the store of its first element.
+// Through which functions a small all_reduce goes, from CallQueue::run to the store of its first element.
 //
 // The array is on a page that may not be written. The first store into it faults; the handler takes the stack, lets
 // the page be written, and the call goes on. Counted is each function of procgroup on that stack, also one that the
@@ -37,8 +37,8 @@ struct Frame {
 
 // docs/design/native.md shows them, too ("One call").
 const std::vector<Frame> kFrames = {
-    {"run", "group/group.cpp"},
-    {"poll", "group/group.cpp"},
+    {"run", "group/call_queue.cpp"},
+    {"poll", "group/call_queue.cpp"},
     {"advance", "collectives/collective_call.cpp"},
     {"finish_small", "collectives/small_call.cpp"},
     {"kernel", "dtype/kernels.cpp"},
@@ -57,7 +57,7 @@ void take_stack(int, siginfo_t* fault, void*) {
   mprotect(page, kPage, PROT_READ | PROT_WRITE);
 }
 
-// "procgroup::Group::run(procgroup::Request&, double)": "run"
+// "procgroup::CallQueue::run(procgroup::Request&, double)": "run"
 std::string short_name(const std::string& function) {
   const std::string name = function.substr(0, function.find('('));
   const size_t scope = name.rfind("::");
@@ -111,9 +111,9 @@ void make_the_call(int64_t* element) {
   NoRuntime language;
   int64_t other = 2;
   // Where ranks outnumber cores, start() advances the call before it returns.
-  const auto announced = world[1].group->start(all_reduce_of_one(&other), 60, language);
+  const auto announced = world[1].group->calls().start(all_reduce_of_one(&other), 60, language);
   Request request = all_reduce_of_one(element);
-  world[0].group->run(request, 60, language);
+  world[0].group->calls().run(request, 60, language);
   CHECK(*element == 3);
   while (!announced->is_completed()) sched_yield();
 }

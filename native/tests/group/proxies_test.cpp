@@ -28,7 +28,7 @@ void all_reduce(Group& group, size_t count) {
   NoRuntime language;
   std::vector<int64_t> data = values(group.rank(), count);
   Request request = request_for(OpKind::kAllReduce, data);
-  group.run(request, 60, language);
+  group.calls().run(request, 60, language);
   for (size_t index = 0; index < count; ++index) CHECK_EQUAL(data[index], sum(group.size(), index));
 }
 
@@ -46,7 +46,7 @@ void all_to_all(Group& group, size_t count) {
     request.inputs.push_back({in.data() + rank * count, count});
     request.outputs.push_back({out.data() + rank * count, count});
   }
-  group.run(request, 60, language);
+  group.calls().run(request, 60, language);
   for (size_t rank = 0; rank < size; ++rank)
     for (size_t index = 0; index < count; ++index)
       CHECK_EQUAL(out[rank * count + index],
@@ -86,7 +86,8 @@ class Pairs {
                                                               .rank = rank,
                                                               .hosts = {0, 1},
                                                               .layout = kLayout}));
-      for (const auto& group : groups) group->attach({groups[0]->offset(), groups[1]->offset()}, {0, 1});
+      for (const auto& group : groups)
+        group->attach({groups[0]->members().offset(), groups[1]->members().offset()}, {0, 1});
       pairs_.push_back(std::move(groups));
     }
   }
@@ -113,7 +114,7 @@ class SlowRank {
     Engine& engine = *world[1].engine;
     state_.layout = kLayout;
     for (size_t rank = 0; rank < 2; ++rank)
-      state_.members[rank] = GroupMemoryView(*arenas_[rank], world[rank].group->offset(), 3, kLayout);
+      state_.members[rank] = GroupMemoryView(*arenas_[rank], world[rank].group->members().offset(), 3, kLayout);
     state_.members[2] = {};
     state_.staging = std::make_unique<Staging>(engine.heap().small_pool(kLayout, 1), engine.heap().slots_pool(kLayout),
                                                state_.mine(), std::vector{state_.members[0]});
@@ -142,7 +143,7 @@ class SlowRank {
  private:
   static std::vector<uint64_t> offsets_of(const std::vector<Rank>& world) {
     std::vector<uint64_t> offsets;
-    for (const Rank& rank : world) offsets.push_back(rank.group->offset());
+    for (const Rank& rank : world) offsets.push_back(rank.group->members().offset());
     return offsets;
   }
 

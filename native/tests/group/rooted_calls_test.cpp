@@ -36,11 +36,11 @@ void ranks_run_ahead_of_each_other() {
         if (own() % 100 == 0) std::this_thread::yield();
         AnyCall call(kind, static_cast<int64_t>(number), group.rank(), size);
         if (own() % 10 == 0) {
-          const auto operation = group.start(call.request(), 60);
+          const auto operation = group.calls().start(call.request(), 60);
           while (!operation->is_completed()) group.advance_pending();
           CHECK(operation->failure() == nullptr);
         } else {
-          group.run(call.request(), 60, language);
+          group.calls().run(call.request(), 60, language);
         }
         CHECK(call.is_right());
       }
@@ -56,7 +56,7 @@ void a_root_may_leave_after_its_last_call() {
     NoRuntime language;
     for (int64_t number = 0; number < static_cast<int64_t>(kAnnouncements); ++number) {
       AnyCall call({.op = OpKind::kBroadcast, .count = 2}, number, rank, 3);
-      group.run(call.request(), 60, language);
+      group.calls().run(call.request(), 60, language);
       CHECK(call.is_right());
     }
     world[static_cast<size_t>(rank)].group.reset();
@@ -69,7 +69,7 @@ void make_different_calls(std::vector<Rank>& world) {
   const CallKind kinds[] = {{.op = OpKind::kBroadcast, .count = 1}, {.op = OpKind::kReduce, .count = 1}};
   for (const int rank : {0, 1}) {
     AnyCall call(kinds[rank], 0, rank, 2);
-    world[static_cast<size_t>(rank)].group->run(call.request(), 60, language);
+    world[static_cast<size_t>(rank)].group->calls().run(call.request(), 60, language);
   }
 }
 
@@ -80,7 +80,7 @@ void a_mismatch_is_found_in_a_later_call() {
     NoRuntime language;
     AnyCall call({.op = OpKind::kAllReduce, .count = 1}, 1, group.rank(), 2);
     try {
-      group.run(call.request(), 60, language);
+      group.calls().run(call.request(), 60, language);
       check(false, "expected a mismatch", group.rank());
     } catch (const OperationFailed& failed) {
       CHECK(failed.failure.kind == Failure::Kind::kMismatch);
@@ -96,7 +96,7 @@ void a_mismatch_is_found_by_a_rank_that_leaves() {
   make_different_calls(world);
   for (Rank& rank : world) {
     rank.group->leave();
-    const std::optional<OperationFailed> failed = rank.group->take_unraised();
+    const std::optional<OperationFailed> failed = rank.group->end().take_unraised();
     CHECK(failed && failed->failure.kind == Failure::Kind::kMismatch && failed->call.sequence == 1);
   }
 }

@@ -48,11 +48,11 @@ void the_end_of_a_call_rings_for_those_that_queue_behind_it() {
   uint32_t rung = 0;
   Request running = request_for(OpKind::kAllReduce, data[1]);
   running.before = [&] {
-    queued = group.start(queueing, 60);
+    queued = group.calls().start(queueing, 60);
     rung = doorbell.load();
   };
   NoRuntime language;
-  group.run(running, 60, language);
+  group.calls().run(running, 60, language);
   CHECK_EQUAL(doorbell.load() - rung, 1U);
   may_begin = true;
   may_begin.notify_one();

@@ -110,7 +110,7 @@ void test_engines_find_a_cycle_of_receives() {
     const int peer = (group.rank() + 1) % group.size();
     const MessageRequest request{OpKind::kRecv, &value, 1, Dtype::kInt64, peer, 0};
     try {
-      group.run_message(request, 60, language);
+      group.messages().run(request, 60, language);
     } catch (const OperationFailed& failed) {
       check(failed.failure.summary() == "deadlock: rank 0 in recv from 1, rank 1 in recv from 2, rank 2 in recv from 0",
             failed.failure.summary().c_str(), group.rank());
@@ -129,7 +129,7 @@ MessageRequest message(OpKind op, std::vector<int64_t>& data, int peer, uint64_t
 std::string failure_in_wait(Group& group, GroupOperation& operation) {
   AloneRuntime language;
   bool interrupted = false;
-  const Group::Outcome outcome = group.await(operation, Deadline::after(30), language, interrupted);
+  const CallQueue::Outcome outcome = group.calls().await(operation, Deadline::after(30), language, interrupted);
   check(outcome.has_completed, "expected to have completed", group.rank());
   return outcome.failure ? outcome.failure->summary() : "nothing";
 }
@@ -139,14 +139,14 @@ void test_engines_find_a_cycle_of_waits_for_messages(size_t count) {
   in_all_ranks(world, [count](Group& group) {
     std::vector<int64_t> theirs(count), mine(kLarge);
     const int peer = 1 - group.rank();
-    const auto receive = group.start_message(message(OpKind::kRecv, theirs, peer, 1), 60);
-    const auto send = group.start_message(message(OpKind::kSend, mine, peer, 2), 60);
+    const auto receive = group.messages().start(message(OpKind::kRecv, theirs, peer, 1), 60);
+    const auto send = group.messages().start(message(OpKind::kSend, mine, peer, 2), 60);
     const std::string failure = failure_in_wait(group, group.rank() == 0 ? *send : *receive);
     check(failure == "deadlock: rank 0 in send to 1 with tag 2, rank 1 in recv from 0 with tag 1", failure.c_str(),
           group.rank());
     // An operation that nobody waited for is not ended by the deadlock, and neither is the group.
     const std::shared_ptr<GroupOperation> other = group.rank() == 0 ? receive : send;
-    check(!other->is_completed() && !group.is_completed(), "expected it to go on", group.rank());
+    check(!other->is_completed() && !group.end().is_completed(), "expected it to go on", group.rank());
     other->give_up({.kind = Failure::Kind::kAborted});
   });
 }
@@ -155,8 +155,8 @@ void test_engines_find_a_cycle_of_waits_for_collectives() {
   std::vector<Rank> world = make_world(3);
   in_all_ranks(world, [](Group& group) {
     std::vector<int64_t> data(kLarge);
-    const auto operation = group.rank() == 0 ? group.start(request_for(OpKind::kAllReduce, data), 60)
-                                             : group.start_message(message(OpKind::kRecv, data, 0), 60);
+    const auto operation = group.rank() == 0 ? group.calls().start(request_for(OpKind::kAllReduce, data), 60)
+                                             : group.messages().start(message(OpKind::kRecv, data, 0), 60);
     const std::string failure = failure_in_wait(group, *operation);
     const bool is_deadlock = failure.find("deadlock: rank 0 in all_reduce #1, waiting for rank ") != std::string::npos;
     check(is_deadlock, failure.c_str(), group.rank());
@@ -177,7 +177,7 @@ void test_slow_exchanges_are_no_deadlock() {
       std::vector<std::shared_ptr<GroupOperation>> operations;
       const auto start = [&](const MessageRequest& request) {
         std::this_thread::sleep_for(std::chrono::milliseconds(random() % 3 * 70));
-        operations.push_back(group.start_message(request, 60));
+        operations.push_back(group.messages().start(request, 60));
       };
       start(message(OpKind::kRecv, from_left, left, 1));
       start(message(OpKind::kSend, mine, right, 1));

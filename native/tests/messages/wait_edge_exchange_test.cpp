@@ -130,7 +130,7 @@ std::vector<procgroup::Rank> make_world_of_sockets(int size) {
         std::make_unique<Group>(*world[static_cast<size_t>(rank)].engine,
                                 GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank});
   std::vector<uint64_t> offsets;
-  for (const auto& rank : world) offsets.push_back(rank.group->offset());
+  for (const auto& rank : world) offsets.push_back(rank.group->members().offset());
   for (const auto& rank : world) rank.group->attach(offsets, members);  // each is on a host of its own
   return world;
 }
@@ -156,7 +156,7 @@ std::string failure_in(const std::function<void(LanguageRuntime&)>& call) {
 std::string failure_in_receive(Group& group, int from) {
   int64_t value = 0;
   const MessageRequest request{OpKind::kRecv, &value, 1, Dtype::kInt64, from, 0};
-  return failure_in([&](LanguageRuntime& language) { group.run_message(request, 60, language); });
+  return failure_in([&](LanguageRuntime& language) { group.messages().run(request, 60, language); });
 }
 
 void engines_find_cycles_of_receives_and_collectives() {
@@ -170,9 +170,9 @@ void engines_find_cycles_of_receives_and_collectives() {
   in_all_ranks(world, [&](Group& group) {
     std::vector<int64_t> data(4);
     Request request = request_for(OpKind::kAllReduce, data);
-    const std::string received = group.rank() == 1
-                                     ? failure_in_receive(group, 0)
-                                     : failure_in([&](LanguageRuntime& language) { group.run(request, 60, language); });
+    const std::string received =
+        group.rank() == 1 ? failure_in_receive(group, 0)
+                          : failure_in([&](LanguageRuntime& language) { group.calls().run(request, 60, language); });
     const std::string expected = group.rank() == 2 ? "rank 0 failed: " + cycle : cycle;
     check(received == expected, received.c_str(), group.rank());
   });
@@ -189,8 +189,8 @@ void the_failure_of_a_rank_that_makes_no_other_call_arrives() {
       Request request = request_for(OpKind::kAllReduce, data);
       if (group.rank() == 0) {
         const std::string received = failure_in([&](LanguageRuntime& language) {
-          if (!asynchronous) return group.run(request, 0.2, language);
-          const auto operation = group.start(request, 0.2);
+          if (!asynchronous) return group.calls().run(request, 0.2, language);
+          const auto operation = group.calls().start(request, 0.2);
           while (!operation->is_completed()) poll(nullptr, 0, 5);
           throw OperationFailed{*operation->failure(), operation->call()};
         });
@@ -198,7 +198,8 @@ void the_failure_of_a_rank_that_makes_no_other_call_arrives() {
       } else {
         poll(nullptr, 0, 400);
         const int64_t began = now_ns();
-        const std::string received = failure_in([&](LanguageRuntime& language) { group.run(request, 20, language); });
+        const std::string received =
+            failure_in([&](LanguageRuntime& language) { group.calls().run(request, 20, language); });
         check(received.find("rank 0 failed") != std::string::npos, received.c_str(), 1);
         CHECK(now_ns() - began < 5'000'000'000);
       }

@@ -207,14 +207,14 @@ class NcclRank {
       const std::lock_guard issuing(backend->issuing());
       if (!task->copies_out() && backend->has_gate()) {
         task->take_gate();
-        auto operation = group.start(std::move(request), seconds);
+        auto operation = group.calls().start(std::move(request), seconds);
         task->queue_behind_gate();
         return {task, operation};
       }
       task->queue_later();
     }
     NoRuntime language;
-    return {task, group.start(std::move(request), seconds, language)};
+    return {task, group.calls().start(std::move(request), seconds, language)};
   }
 
   // As PythonGroup::message with move_on_device.
@@ -227,7 +227,7 @@ class NcclRank {
     const auto task = task_for(std::move(call), streams, false);
     request.task = task;
     request.external = request.on_device = true;
-    return {task, group.start_message(request, seconds)};
+    return {task, group.messages().start(request, seconds)};
   }
 
   NcclCall all_reduce(const DeviceArray& array) const {
@@ -276,7 +276,7 @@ class NcclWorld {
         return std::make_shared<ConnectTask>(*mine, meeting, ranks);
       });
       backend->load();
-      one.group->on_broken([backend] { backend->abort(); });
+      one.group->end().on_broken([backend] { backend->abort(); });
       backends_.push_back(backend);
     }
   }
@@ -297,7 +297,7 @@ class NcclWorld {
 
   // In a forked child: destroy the backends, without leaving.
   void let_go() {
-    for (Rank& one : world_) one.group->on_broken({});
+    for (Rank& one : world_) one.group->end().on_broken({});
     backends_.clear();
   }
 
@@ -305,7 +305,7 @@ class NcclWorld {
   void leave() {
     if (std::exchange(has_left_, true)) return;
     procgroup::in_all_ranks(world_, [&](Group& mine) {
-      const bool failed = mine.is_completed() || mine.has_lost_member();
+      const bool failed = mine.end().is_completed() || mine.members().has_lost_member();
       mine.leave();
       backend(mine.rank()).close(failed);
     });

@@ -33,11 +33,11 @@ void capture_call(NcclRank& mine, const DeviceArray& array, CudaStream stream, b
   request.task = task;
   task->queue_later();
   NoRuntime language;
-  const IssuedCall issued{task, mine.group.start(std::move(request), seconds, language)};
+  const IssuedCall issued{task, mine.group.calls().start(std::move(request), seconds, language)};
   issued.expect_success(mine.rank());
   task->capture();
   task->let_wait({stream});
-  mine.group.watch_replays(issued.operation->call(), task, seconds);
+  mine.group.devices().watch_replays(issued.operation->call(), task, seconds);
 }
 
 // A graph of a rank, which reduces an array several times.
@@ -116,13 +116,14 @@ void a_launch_that_the_others_do_not_make_ends_the_group() {
       ReducingGraph graph(mine, all, 0.3);
       if (mine.rank() == 0) {
         graph.launch();
-        while (!mine.group.is_completed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        while (!mine.group.end().is_completed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         graph.array.read();
       }
       all.arrive_and_wait();
       Request barrier;  // by which the other rank learns that the group has ended
       NoRuntime language;
-      const auto [failure, call] = failure_of_call([&] { mine.group.run(barrier, kLong, language); }, mine.rank());
+      const auto [failure, call] =
+          failure_of_call([&] { mine.group.calls().run(barrier, kLong, language); }, mine.rank());
       const std::vector<int> missing{1};
       if (mine.rank() == 0) CHECK(failure.kind == Failure::Kind::kTimeout && call.captured);
       CHECK(failure.missing == missing);

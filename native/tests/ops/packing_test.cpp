@@ -96,17 +96,17 @@ struct List {
 void reduce_at_once(Group& group, unsigned seed, ReduceOp op) {
   const List list(group.rank(), seed, op);
   NoRuntime language;
-  for (Request& request : list.requests()) group.run(request, 60, language);
+  for (Request& request : list.requests()) group.calls().run(request, 60, language);
   check(list.holds_sums(group.size()), "a list that is reduced at once", group.rank());
 }
 
 void reduce_later(Group& group, unsigned seed, ReduceOp op) {
   const List list(group.rank(), seed, op);
   std::vector<std::shared_ptr<GroupOperation>> operations;
-  for (Request& request : list.requests()) operations.push_back(group.start(std::move(request), 60));
+  for (Request& request : list.requests()) operations.push_back(group.calls().start(std::move(request), 60));
   Request barrier;  // comes after all of them
   NoRuntime language;
-  group.run(barrier, 60, language);
+  group.calls().run(barrier, 60, language);
   for (const auto& operation : operations)
     check(operation->is_completed() && !operation->failure(), "over", group.rank());
   check(list.holds_sums(group.size()), "a list that is reduced later", group.rank());
@@ -139,7 +139,7 @@ void sizes_that_differ_are_a_mismatch_that_changes_nothing() {
       Request request = all_reduce_of(arrays);
       NoRuntime language;
       try {
-        group.run(request, 60, language);
+        group.calls().run(request, 60, language);
         check(false, "expected a mismatch", group.rank());
       } catch (const OperationFailed& failed) {
         check(failed.failure.kind == Failure::Kind::kMismatch, "a mismatch", group.rank());

@@ -40,7 +40,7 @@ void logical_ops_give_0_and_1_whoever_gives_the_elements() {
             std::vector<int64_t> data = elements(group.rank(), count);
             Request request = request_for(kind, data, -1, op);
             prepare(request);
-            group.run(request, 60, language);
+            group.calls().run(request, 60, language);
             const int sources = sources_of(kind, group.rank(), size);
             for (size_t index = 0; index < count; ++index)
               check(data[index] == (sources == 0 ? element(group.rank(), index) : truth_of(op, sources, index)),

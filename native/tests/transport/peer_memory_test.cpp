@@ -198,7 +198,7 @@ CollectiveState state_of(std::vector<Rank>& world, int rank, const std::vector<c
   std::vector<GroupMemoryView> readers;
   for (int member = 0; member < static_cast<int>(world.size()); ++member) {
     const auto index = static_cast<size_t>(member);
-    state.members.emplace_back(*arenas[index], world[index].group->offset(), world.size(), kTiny);
+    state.members.emplace_back(*arenas[index], world[index].group->members().offset(), world.size(), kTiny);
     state.peers.push_back(member == rank ? nullptr : engine.peer_memory(member));
     if (member != rank) readers.push_back(state.members.back());
   }

@@ -73,10 +73,10 @@ void test_a_message_outlives_a_failed_exchange() {
     NoRuntime language;
     if (group.rank() == 1) {
       int32_t other = 0;
-      group.run_message({OpKind::kSend, &other, 1, Dtype::kInt32, 0, 5}, 20, language);
+      group.messages().run({OpKind::kSend, &other, 1, Dtype::kInt32, 0, 5}, 20, language);
       while (!has_failed) std::this_thread::yield();
       std::vector<int32_t> got(kLarge);
-      group.run_message({OpKind::kRecv, got.data(), kLarge, Dtype::kInt32, 0, 5}, 20, language);
+      group.messages().run({OpKind::kRecv, got.data(), kLarge, Dtype::kInt32, 0, 5}, 20, language);
       CHECK(got == elements<int32_t>(0, kLarge));
       return;
     }
