@@ -41,7 +41,7 @@ _NAMES_OF_MODULES = {
     "groups.group": "ProcessGroup",
     "launch.ranks.preemption": "on_preemption preempted",
     "launch.output.progress": "report",
-    "launch.failures.record": "record",
+    "launch.failures.error_file": "record",
     "launch.spawning.spawn": "ProcessContext spawn start_processes",
     "parallel.mesh": "DeviceMesh init_device_mesh",
     "rendezvous.handlers": "register_rendezvous_handler rendezvous",

@@ -111,7 +111,7 @@ from procgroup.errors import StoreTimeout as StoreTimeout
 from procgroup.errors import UnpicklingFailed as UnpicklingFailed
 from procgroup.errors import WaitTimeout as WaitTimeout
 from procgroup.groups.group import ProcessGroup as ProcessGroup
-from procgroup.launch.failures.record import record as record
+from procgroup.launch.failures.error_file import record as record
 from procgroup.launch.output.progress import report as report
 from procgroup.launch.ranks.preemption import on_preemption as on_preemption
 from procgroup.launch.ranks.preemption import preempted as preempted

@@ -177,9 +177,9 @@ def _record(error: BaseException) -> None:
     """Leave a record of the exception that ends this process to its launcher."""
     if TORCHELASTIC_ERROR_FILE.is_set() and isinstance(error, Exception):
         with _recording():
-            from procgroup.launch.failures import record  # needed after a failure only
+            from procgroup.launch.failures import error_file  # needed after a failure only
 
-            record.leave(error)
+            error_file.leave(error)
 
 
 @contextmanager
@@ -210,9 +210,9 @@ def _end_after_the_cause() -> None:
         origin = exit_reason.origin_of(error)
     elif lost is not None and TORCHELASTIC_ERROR_FILE.is_set():
         with _recording():
-            from procgroup.launch.failures import record
+            from procgroup.launch.failures import error_file
 
-            record.leave_text(lost.text, origin)
+            error_file.leave_text(lost.text, origin)
     if lost is not None and origin.kind == exit_reason.PEER and origin.peer in (None, lost.rank):
         from procgroup.api import order_of_ends
 

@@ -79,7 +79,7 @@ def route_to(store: Store) -> Route:
     host, port = getattr(inner, "host", None), getattr(inner, "port", None)
     if host is None or port is None:
         return Route(_LOOPBACK, _LOOPBACK, _LOOPBACK)
-    name = host.encode() if host.isascii() else host  # see launch/nodes/reserved_port.py
+    name = host.encode() if host.isascii() else host  # see launch/hosted_store.py
     family, _, _, _, target = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from procgroup.environ import RANK
-from procgroup.launch.failures.error_file import traceback_of
-from procgroup.launch.failures.record import record
+from procgroup.launch.failures.error_file import record, traceback_of
 
 
 def main(folder: Path) -> int:

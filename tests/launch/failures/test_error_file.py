@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import procgroup
-from procgroup.launch.failures import record
 from procgroup.launch.failures.error_file import (
     MAX_FILE_BYTES,
     ErrorRecord,
+    leave,
     pass_on,
     read_error_file,
     read_origin,
@@ -105,10 +105,10 @@ def test_the_file_of_another_decorator_is_kept_and_gets_the_origin(
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     path.write_text(json.dumps(NESTED | {"more": 1}))
-    record.leave(ValueError("boom"))
+    leave(ValueError("boom"))
     extra = NESTED["message"]["extraInfo"] | {"procgroup": {"origin": "own", "peer": None}}
     assert json.loads(path.read_text()) == {"message": NESTED["message"] | {"extraInfo": extra}, "more": 1}
-    record.leave(ValueError("another"))
+    leave(ValueError("another"))
     assert json.loads(path.read_text())["message"]["message"] == "ValueError: another"
 
 

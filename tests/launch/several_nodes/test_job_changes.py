@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from procgroup.errors import JobConflict, JobEnded
 from procgroup.launch.hosted_store import WorkerStore
 from procgroup.launch.nodes import job_changes as change
-from procgroup.launch.nodes.job_state import JobState, Node, Settings
-from procgroup.launch.nodes.quorum import can_begin
+from procgroup.launch.nodes.job_state import JobState, Node, Settings, can_begin
 
 
 def node(name: str, **more: object) -> Node:

@@ -20,8 +20,7 @@ import ssh_server
 from documentation.page_programs import ROOT, blocks
 from procgroup.cluster.addresses import Host, read_hostfile
 from procgroup.launch import flags
-from procgroup.launch.hosts.hosts_plan import plan_hosts
-from procgroup.launch.hosts.ssh import Ssh
+from procgroup.launch.hosts.hosts_plan import Ssh, plan_hosts
 from world import run_command
 
 Gone = Callable[[list[int]], None]

@@ -8,24 +8,31 @@
 
 A launcher that copies the file adds ``errorCode``. In an older form, which is read too, "message" is a plain text.
 ``procgroup`` says where the failure began (see exit_reason.Origin). Only ranks of procgroup write it; they add it to
-the file of torch's ``@record``, too.
+the file of torch's ``@record``, too. A process with a process group leaves such a file by itself; ``procgroup.record``
+lets every program leave one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
+import functools
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from traceback import format_exception
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from procgroup.environ import TORCHELASTIC_ERROR_FILE
 from procgroup.launch.failures.evidence import cut_middle, without_own_frames
 from procgroup.process.exit_reason import ORIGINS, Origin, origin_of, text_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_FILE_BYTES = 1 << 20
 """The largest error file that is read."""
@@ -149,3 +156,46 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
+
+
+def record(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a main function: write an exception that ends it to the error file, and raise it again.
+
+    TORCHELASTIC_ERROR_FILE names the file, which has torch's format (JSON). Nothing is written where the variable is
+    not set, and for SystemExit and KeyboardInterrupt; an error of writing is ignored. A crash in C code prints the
+    Python stack on stderr (faulthandler).
+    """
+
+    @functools.wraps(function)
+    def recorded(*arguments: P.args, **named: P.kwargs) -> T:
+        if not faulthandler.is_enabled():
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # a stderr that is no file
+                faulthandler.enable()
+        try:
+            return function(*arguments, **named)
+        except Exception as error:
+            leave(error)
+            raise
+
+    return recorded
+
+
+def leave(error: Exception) -> None:
+    """Write the record of the exception that ends this process, where a launcher wants one; never raises OSError."""
+    _leave(record_of(error))
+
+
+def leave_text(message: str, origin: Origin) -> None:
+    """Write the record of a process that ends with an error's status and without an exception."""
+    _leave(ErrorRecord(message, origin=origin))
+
+
+def _leave(record: ErrorRecord) -> None:
+    name = TORCHELASTIC_ERROR_FILE.get()
+    if not name:
+        return
+    path = Path(name)
+    there = read_error_file(path)
+    is_there = there is not None and there.message == record.message  # torch's @record has written it
+    with contextlib.suppress(OSError):
+        write_error_file(path, there._replace(origin=record.origin) if there is not None and is_there else record)

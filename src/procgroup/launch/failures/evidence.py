@@ -2,6 +2,10 @@
 
 The functions work on the last output of any program, which needs no change for that. They parse Python's own formats
 only: tracebacks, chained tracebacks, and the stacks that faulthandler writes.
+
+Ranks of procgroup leave a record, which has the cause of procgroup's own errors (see error_file.py). Gloo, NCCL and
+torch's TCPStore have no type of exception for a lost peer, and torch's error file has no field for it: only their texts
+show one. ``is_consequence`` and the functions below it read them; no other module does.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.launch.deadlines import RECOVERY_SECONDS, REPORT_SECONDS, RESTART_REPORT_SECONDS, SETTLE_SECONDS
-from procgroup.launch.nodes import job_changes, quorum
+from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.announcer import Announcer, describe_waiting
-from procgroup.launch.nodes.job_state import JobState
+from procgroup.launch.nodes.job_state import JobState, can_begin, has_quorum
 from procgroup.launch.nodes.meeting import Meeting
 from procgroup.launch.nodes.meeting_plan import MeetingPlan
 from procgroup.launch.supervisor import Outcome, Supervisor, WakePipe
@@ -138,7 +138,7 @@ class Agent:
     def _form(self, state: JobState) -> None:
         """Wait for nodes; begin when there are enough and no further one has joined for a while."""
         self._wait_for_nodes(state)
-        if not quorum.can_begin(state):
+        if not can_begin(state):
             self._enough_since = None
             self._proposed = ("", -1)
             return
@@ -189,7 +189,7 @@ class Agent:
         """End this node's ranks, then propose "stopped"."""
         group = self._ranks.group
         if group.round == state.round and group.living:
-            self._end_ranks(others_go_on=not quorum.has_quorum(state))
+            self._end_ranks(others_go_on=not has_quorum(state))
         elif state.node_rank(self._node_id) is not None and self._node_id not in state.passed:
             known = set(state.failures)
             failures = [text for text in (failure.to_json() for failure in group.failures) if text not in known]
@@ -229,7 +229,7 @@ class Agent:
 
     def _wait_for_nodes(self, state: JobState | None) -> None:
         """End this node's part when the awaited nodes have not joined in time."""
-        if self._announcer.waited() >= self._plan.join and (state is None or not quorum.can_begin(state)):
+        if self._announcer.waited() >= self._plan.join and (state is None or not can_begin(state)):
             waits_for = describe_waiting(state, self._meeting.place)
             self._fail_alone(f"the nodes have not come together within {self._plan.join:g} s: {waits_for}")
         else:

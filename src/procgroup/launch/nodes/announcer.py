@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from procgroup.launch.deadlines import WAIT_REPEAT_SECONDS, WAIT_REPORT_SECONDS
-from procgroup.launch.nodes import quorum
-from procgroup.launch.nodes.job_state import JobState
+from procgroup.launch.nodes.job_state import JobState, can_begin, returning_members
 from procgroup.launch.output.job_output import JobOutput
 
 
@@ -49,7 +48,7 @@ class Announcer:
 
     def wait_for_nodes(self, state: JobState | None, place: str) -> None:
         """Print which nodes, or which store at ``place``, this node waits for, once it has waited for a while."""
-        if self.waited() >= self._next_report and (state is None or not quorum.can_begin(state)):
+        if self.waited() >= self._next_report and (state is None or not can_begin(state)):
             self._next_report = self.waited() + WAIT_REPEAT_SECONDS
             self._output.say(f"waiting: {describe_waiting(state, place)}")
 
@@ -62,6 +61,6 @@ def describe_waiting(state: JobState | None, place: str) -> str:
     if here < state.settings.min_nodes:
         return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts}), at {place}"
     return (
-        f"{quorum.returning_members(state)} of the {len(state.previous)} nodes of the last round are here ({hosts}); "
+        f"{returning_members(state)} of the {len(state.previous)} nodes of the last round are here ({hosts}); "
         "while the others may run ranks somewhere, only more than half go on (half with --on-partition continue)"
     )

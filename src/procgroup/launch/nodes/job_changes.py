@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from procgroup.errors import JobConflict, JobEnded
 from procgroup.launch.hosted_store import WorkerStore
-from procgroup.launch.nodes.job_state import JobState, Node, Settings
-from procgroup.launch.nodes.quorum import can_begin
+from procgroup.launch.nodes.job_state import JobState, Node, Settings, can_begin
 
 Change = Callable[[JobState], JobState | None]
 """A function from a state to the next one; None where it does not apply."""

@@ -29,10 +29,10 @@ from procgroup.launch.deadlines import (
     MEETING_CLOSE_SECONDS,
     REQUEST_PAUSE_SECONDS,
 )
-from procgroup.launch.nodes import job_changes, quorum
+from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import Change
-from procgroup.launch.nodes.job_state import JobState
+from procgroup.launch.nodes.job_state import JobState, is_active
 from procgroup.launch.nodes.leases import Lease, StoreRequests, Watcher
 from procgroup.launch.nodes.meeting_plan import MeetingPlan
 from procgroup.launch.nodes.shared_state import SharedState, read_latest
@@ -268,7 +268,7 @@ class Meeting:
             return
         with suppress(DistError):
             self.moves = any(self._is_better(place, other, state) for place, other in self._plan.others(found))
-        pause = LOOK_ELSEWHERE_SECONDS if quorum.is_active(state) else 0.0
+        pause = LOOK_ELSEWHERE_SECONDS if is_active(state) else 0.0
         self._looks_elsewhere_at = time.monotonic() + pause
         if self.moves:
             raise DistStoreError("more of the other nodes have met at another endpoint")
@@ -284,5 +284,5 @@ class Meeting:
             other.close_after_clients(0)
         if theirs is None or theirs.phase == "ended":
             return False
-        weights = [(quorum.is_active(state), len(state.members)) for state in (mine, theirs)]
+        weights = [(is_active(state), len(state.members)) for state in (mine, theirs)]
         return weights[1] > weights[0] or (weights[1] == weights[0] and place < 0)

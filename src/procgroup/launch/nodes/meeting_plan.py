@@ -6,7 +6,9 @@
     static           at --master-addr:--master-port, where node 0 hosts their store
     c10d             at --rdzv-endpoint, where the node that owns the address hosts it
     file             in the file --rdzv-endpoint
-    etcd, redis      at the server --rdzv-endpoint
+    etcd, redis      at the server --rdzv-endpoint, which outlives every host of the job
+
+A server's password is read from PROCGROUP_RDZV_PASSWORD, because every user of a host can read its command lines.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from procgroup.cluster.addresses import without_password
+from procgroup.environ import PROCGROUP_RDZV_PASSWORD
 from procgroup.launch.deadlines import (
     JOIN_TIMEOUT_SECONDS,
     KEEP_ALIVE_ATTEMPTS,
     KEEP_ALIVE_SECONDS,
     LAST_CALL_SECONDS,
+    SERVER_CONNECT_SECONDS,
     STATIC_TIMEOUT_SECONDS,
 )
 from procgroup.launch.flags import NodeRange, conf_is_host, conf_seconds, refuse
@@ -33,12 +38,14 @@ from procgroup.launch.nodes.endpoints import (
     connect_each,
     find_store,
     parse_endpoints,
+    parse_only_endpoint,
     share_file,
     use_server,
 )
 from procgroup.launch.nodes.job_state import Node, Settings
 from procgroup.launch.nodes.leases import Lease
 from procgroup.stores import addresses
+from procgroup.stores.store import Store
 from procgroup.types import Endpoint
 
 
@@ -149,12 +156,52 @@ def _finder(
         return partial(share_file, options.rdzv_endpoint)
     if options.rdzv_backend == "c10d":
         return None
-    from procgroup.launch.nodes import server_rendezvous  # its clients are optional
-
     try:
-        open_store, servers = server_rendezvous.opener(
+        open_store, servers = server_opener(
             options.rdzv_backend, options.rdzv_endpoint, options.rdzv_conf, run_id, lease.server_request_seconds
         )
     except ValueError as error:
         options.parser.error(f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
     return partial(use_server, open_store, servers)
+
+
+_ETCD_PORT = 2379
+_REDIS_PORT = 6379
+
+
+def server_opener(
+    backend: str, endpoint: str, conf: Mapping[str, str], run_id: str, answer_seconds: float
+) -> tuple[Callable[[], Store], list[Endpoint]]:
+    """Return the function that opens the store, and the servers' addresses. Raises ValueError for an invalid endpoint.
+
+    ``answer_seconds`` is how long one request may take; ``conf`` may hold user, cacert (or ssl_cert), and for etcd
+    protocol and ssl_cert_key, as with torchrun.
+    """
+    security = {
+        "user": conf.get("user", ""),
+        "password": PROCGROUP_RDZV_PASSWORD.get(),
+        "ca_file": conf.get("cacert", ""),
+        "cert_file": conf.get("ssl_cert", ""),
+        "key_file": conf.get("ssl_cert_key", ""),
+    }
+    given: dict[str, Any] = {name: value for name, value in security.items() if value}
+    given["answer_timeout"] = answer_seconds
+    if backend == "redis":
+        url = endpoint if "://" in endpoint else f"redis://{parse_only_endpoint(endpoint, _REDIS_PORT)}"
+        parts = urlsplit(url)
+        return partial(_open_redis, url, run_id, given), [Endpoint(parts.hostname or "", parts.port or _REDIS_PORT)]
+    servers = parse_endpoints(endpoint, _ETCD_PORT)
+    scheme = f"{conf['protocol']}://" if "protocol" in conf else ""
+    return partial(_open_etcd, [f"{scheme}{server}" for server in servers], run_id, given), servers
+
+
+def _open_redis(url: str, prefix: str, options: Mapping[str, Any]) -> Store:
+    from procgroup.stores.redis import RedisStore
+
+    return RedisStore(url, prefix, SERVER_CONNECT_SECONDS, **options)
+
+
+def _open_etcd(servers: list[str], prefix: str, options: Mapping[str, Any]) -> Store:
+    from procgroup.stores.etcd import EtcdStore
+
+    return EtcdStore(servers, prefix, SERVER_CONNECT_SECONDS, **options)

@@ -93,7 +93,12 @@ def receive_report(connection: Connection) -> Report | None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; if that has happened already, end now."""
+    """Have the kernel kill this process when its parent ends; if that has happened already, end now.
+
+    The kernel sends the signal when the *thread* that started the child ends, so children are started from a thread
+    that lives as long as its process. The request is made before the look at the parent's pid: a parent that ended
+    before the request is seen by the look, one that ends after it by the kernel.
+    """
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from procgroup.launch.deadlines import SUBMIT_SECONDS
 from procgroup.launch.submit import kubernetes as submit_kubernetes
-from procgroup.launch.submit import ray as submit_ray
+from procgroup.launch.submit import ray_ranks as submit_ray
 from procgroup.launch.submit import slurm as submit_slurm
 
 _MARK = "# Written by procgroup submit, which overwrites this file.\n"
