@@ -22,9 +22,11 @@ bool is_ready(const Request& request) {
   }
 }
 
+}  // namespace
+
 // Advance the operation in a few polls, with the language's lock held. One that keeps moving is large, and takes long
 // enough to let other threads run.
-Progress poll(Operation& operation, const WaitPolicy& policy) {
+static Progress poll(Operation& operation, const WaitPolicy& policy) {
   Progress progress = operation.help();
   for (int polls = policy.held_polls(); progress == Progress::kWaiting && polls > 0; --polls) {
     cpu_pause();
@@ -32,8 +34,6 @@ Progress poll(Operation& operation, const WaitPolicy& policy) {
   }
   return progress;
 }
-
-}  // namespace
 
 void CallQueue::run(Request& request, double seconds, LanguageRuntime& language) {
   require_usable(request.descriptor);
