@@ -27,10 +27,10 @@ bool is_ready(const Request& request) {
 // Advance the operation in a few polls, with the language's lock held. One that keeps moving is large, and takes long
 // enough to let other threads run.
 static Progress poll(Operation& operation, const WaitPolicy& policy) {
-  Progress progress = operation.help();
+  Progress progress = policy.is_helping ? operation.help() : operation.advance();
   for (int polls = policy.held_polls(); progress == Progress::kWaiting && polls > 0; --polls) {
     cpu_pause();
-    progress = operation.help();
+    progress = policy.is_helping ? operation.help() : operation.advance();
   }
   return progress;
 }
