@@ -1,4 +1,4 @@
-// Lines for the user on standard error, in the format and at the levels of procgroup/log.py: for native threads, which
+// Lines for the user on standard error, in the format and at the levels of procgroup/process/log.py: for native threads, which
 // may not wait for the interpreter's lock.
 #pragma once
 

@@ -1,6 +1,7 @@
 #include "arguments.hpp"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
@@ -20,15 +21,8 @@ const ArrayView& Arguments::one(nb::handle array, Access access, const char* nam
 }
 
 std::vector<Block> Arguments::list(nb::handle arrays, Access access, const char* name) {
-  if (!PyList_Check(arrays.ptr()) && !PyTuple_Check(arrays.ptr()))
-    throw nb::type_error(("Invalid function argument. Expected parameter `" + std::string(name) +
-                          "` to be a list of arrays but got " +
-                          nb::cast<std::string>(nb::repr(nb::handle(arrays.type()))) + " instead.")
-                             .c_str());
   const size_t length = nb::len(arrays);
-  if (length != static_cast<size_t>(site_.size()))
-    site_.refuse("invalid list `" + std::string(name) + "`: expected length " + std::to_string(site_.size()) +
-                 ", one array per rank, got " + number(length));
+  site_.require_checked(length == static_cast<size_t>(site_.size()), name);
   std::vector<Block> blocks;
   blocks.reserve(length);
   for (size_t index = 0; index < length; ++index) {
@@ -38,21 +32,6 @@ std::vector<Block> Arguments::list(nb::handle arrays, Access access, const char*
     blocks.push_back({view.data(), view.count()});
   }
   return blocks;
-}
-
-std::vector<Block> Arguments::list_of_root(nb::handle arrays, int root, Access access, const char* name,
-                                           const char* where) {
-  // An empty list stands for none, as in torch.
-  const bool given = !arrays.is_none() && !(PyList_Check(arrays.ptr()) && nb::len(arrays) == 0);
-  const std::string parameter = "Argument ``" + std::string(name) + "`` must ";
-  if (site_.rank() == root) {
-    if (!given) site_.refuse_value(parameter + "be specified on " + where + " rank " + std::to_string(root) + ".");
-    return list(arrays, access, name);
-  }
-  if (given)
-    site_.refuse_value(parameter + "NOT be specified on non-" + where + " ranks; the " + where + " is rank " +
-                       std::to_string(root) + ".");
-  return {};
 }
 
 void Arguments::require_alike() const {
@@ -76,12 +55,13 @@ std::vector<Block> Arguments::equal_blocks(const ArrayView& whole) const {
 std::vector<Block> Arguments::rows(const ArrayView& whole, nb::handle splits, const char* name) const {
   const auto size = static_cast<size_t>(site_.size());
   const std::string parameter = std::string(name) + "_split_sizes";
-  const bool equal = splits.is_none() || (PySequence_Check(splits.ptr()) && nb::len(splits) == 0);
+  const bool equal = splits.is_none();
   if (equal && whole.rows() % size != 0)
     site_.refuse("`" + std::string(name) + "` has " + number(whole.rows()) + " rows, which " + number(size) +
                  " ranks cannot share equally; pass `" + parameter + "`");
   const std::vector<size_t> lengths =
-      equal ? std::vector<size_t>(size, whole.rows() / size) : this->lengths(splits, parameter.c_str());
+      equal ? std::vector<size_t>(size, whole.rows() / size) : nb::cast<std::vector<size_t>>(splits);
+  site_.require_checked(lengths.size() == size, parameter.c_str());
   size_t total = 0;
   for (const size_t length : lengths) {
     total += length;
@@ -98,27 +78,6 @@ std::vector<Block> Arguments::rows(const ArrayView& whole, nb::handle splits, co
     at += length * row * dtype_size(whole.dtype());
   }
   return blocks;
-}
-
-std::vector<size_t> Arguments::lengths(nb::handle splits, const char* name) const {
-  const std::string parameter = "`" + std::string(name) + "`";
-  if (!PySequence_Check(splits.ptr()) || PyUnicode_Check(splits.ptr()))
-    site_.refuse_type("expected " + parameter + " to be a list of numbers of rows, got " +
-                      nb::cast<std::string>(nb::repr(splits)));
-  if (nb::len(splits) != static_cast<size_t>(site_.size()))
-    site_.refuse("Number of tensor splits not equal to group size: " + parameter + " has " + number(nb::len(splits)) +
-                 ", the group " + std::to_string(site_.size()));
-  std::vector<size_t> lengths;
-  for (size_t index = 0; index < static_cast<size_t>(site_.size()); ++index) {
-    const nb::object split = splits[index];
-    const Py_ssize_t length = PyNumber_AsSsize_t(split.ptr(), PyExc_OverflowError);
-    if (length == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
-    if (length < 0)
-      site_.refuse(parameter + "[" + number(index) + "] is " + std::to_string(length) +
-                   ", expected a number of rows, at least 0");
-    lengths.push_back(static_cast<size_t>(length));
-  }
-  return lengths;
 }
 
 void Arguments::refuse_overlap() const {

@@ -34,6 +34,9 @@ class CallSite {
   [[noreturn]] void refuse_value(const std::string& text) const;  // ValueError
   [[noreturn]] void refuse_type(const std::string& text) const;   // TypeError
 
+  // Lists, ranks, reduce ops and split sizes are checked in groups/checks.py, which has the error texts. This raises
+  // where a caller has not done that.
+  void require_checked(bool is_right, const char* name) const;
   int checked_rank(int rank) const;
   int checked_peer(int peer, const std::string& side) const;  // a rank other than this one
   Reduction reduction(nb::handle op, Dtype dtype) const;
@@ -57,8 +60,6 @@ class Arguments {
   const ArrayView& one(nb::handle array, Access access, const char* name);
   // One block per rank, all of one dtype with what was read before. Names are those of the parameter.
   std::vector<Block> list(nb::handle arrays, Access access, const char* name);
-  // The list that the root alone gives, and an empty one elsewhere. `where` is torch's "destination" or "source".
-  std::vector<Block> list_of_root(nb::handle arrays, int root, Access access, const char* name, const char* where);
   // An array of one equal block per rank; its size has been checked.
   std::vector<Block> equal_blocks(const ArrayView& whole) const;
   // The rows of an array, so many for each rank; None: as many for all.
@@ -74,7 +75,6 @@ class Arguments {
   void require_alike() const;
   void require_outputs_apart() const;
   [[noreturn]] void refuse_overlap() const;
-  std::vector<size_t> lengths(nb::handle splits, const char* name) const;
 
   const CallSite& site_;
   std::shared_ptr<Issued> issued_;

@@ -17,10 +17,13 @@ void CallSite::refuse_value(const std::string& text) const { throw nb::value_err
 
 void CallSite::refuse_type(const std::string& text) const { throw nb::type_error(sentence(text).c_str()); }
 
+void CallSite::require_checked(bool is_right, const char* name) const {
+  if (!is_right) refuse("`" + std::string(name) + "` is wrong, and was not checked");
+}
+
 int CallSite::checked_rank(int rank) const {
-  if (rank >= 0 && rank < group_.size()) return rank;
-  refuse_value("expected a rank from 0 to " + std::to_string(group_.size() - 1) + " of group " + group_.name() +
-               ", got " + std::to_string(rank));
+  require_checked(rank >= 0 && rank < group_.size(), "rank");
+  return rank;
 }
 
 int CallSite::checked_peer(int peer, const std::string& side) const {
@@ -46,14 +49,11 @@ Reduction CallSite::reduction(nb::handle op, Dtype dtype) const {
   Reduction chosen{ReduceOp::kPremulSum};
   if (PyLong_Check(op.ptr())) {
     const long number = PyLong_AsLong(op.ptr());
-    if (number < 0 || number >= kReduceOps)
-      refuse_type("expected `op` to be a ReduceOp, got " + std::to_string(number));
+    require_checked(number >= 0 && number < kReduceOps, "op");
     chosen.op = static_cast<ReduceOp>(number);
     if (chosen.op == ReduceOp::kPremulSum)
       refuse_type("ReduceOp.PREMUL_SUM needs a factor; pass ReduceOp.PREMUL_SUM(factor) as `op`");
   } else {
-    if (!nb::hasattr(op, "factor"))
-      refuse_type("expected `op` to be a ReduceOp, got " + nb::cast<std::string>(nb::repr(op)));
     chosen.factor = PyFloat_AsDouble(nb::object(op.attr("factor")).ptr());
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
   }

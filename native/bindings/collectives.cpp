@@ -173,9 +173,11 @@ nb::object PythonGroup::gather(nb::handle array, nb::handle outputs, int root, b
   const ArrayView& input = arguments.one(array, Access::kRead, "tensor");
   Request request = make(OpKind::kGather, input.dtype(), input.count(), root);
   request.input = input.data();
-  request.outputs = arguments.list_of_root(outputs, root, Access::kWrite, "gather_list", "destination");
-  require_equal(site, request.outputs, "gather_list", input, "tensor");
-  if (site.rank() == root) arguments.require_disjoint({block_of(input)}, request.outputs);
+  if (site.rank() == root) {
+    request.outputs = arguments.list(outputs, Access::kWrite, "gather_list");
+    require_equal(site, request.outputs, "gather_list", input, "tensor");
+    arguments.require_disjoint({block_of(input)}, request.outputs);
+  }
   return issue(std::move(request), {"gather", outputs, async_op, seconds}, arguments.issued());
 }
 
@@ -224,9 +226,11 @@ nb::object PythonGroup::scatter(nb::handle array, nb::handle inputs, int root, b
   const ArrayView& output = arguments.one(array, Access::kWrite, "tensor");
   Request request = make(OpKind::kScatter, output.dtype(), output.count(), root);
   request.output = output.data();
-  request.inputs = arguments.list_of_root(inputs, root, Access::kRead, "scatter_list", "source");
-  require_equal(site, request.inputs, "scatter_list", output, "tensor");
-  if (site.rank() == root) arguments.require_disjoint(request.inputs, {block_of(output)});
+  if (site.rank() == root) {
+    request.inputs = arguments.list(inputs, Access::kRead, "scatter_list");
+    require_equal(site, request.inputs, "scatter_list", output, "tensor");
+    arguments.require_disjoint(request.inputs, {block_of(output)});
+  }
   return issue(std::move(request), {"scatter", array, async_op, seconds}, arguments.issued());
 }
 

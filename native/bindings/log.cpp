@@ -1,4 +1,4 @@
-// The level and the rank of the lines that native threads write: see procgroup/log.py.
+// The level and the rank of the lines that native threads write: see procgroup/process/log.py.
 #include "base/log.hpp"
 
 #include "bindings.hpp"

@@ -21,7 +21,6 @@ bool WaitBudget::spend(Progress progress) {
 
 bool WaitBudget::spend_move() {
   polls_ = 0, polling_since_ns_ = 0;
-  if (++moves_ % kStepsBetweenClocks != 0) return true;
   const int64_t now = now_ns();
   if (moving_since_ns_ == 0) moving_since_ns_ = now;
   if (now - moving_since_ns_ <= policy_.slice_ns) return true;
@@ -68,7 +67,9 @@ std::optional<Failure> wait(Operation& operation, WaitBudget& budget, Waiter& wa
     if (!failure && language.interrupted()) failure = Failure{.kind = Failure::Kind::kInterrupted};
     if (!failure && deadline.passed()) failure = Failure{.kind = Failure::Kind::kTimeout};
     if (failure) {
-      if (!budget.extend(operation.help()) && !operation.is_completed()) return failure;
+      // An operation that others advance, too, goes on after this wait.
+      const bool goes_on = !budget.policy().is_helping && budget.extend(operation.help());
+      if (!goes_on && !operation.is_completed()) return failure;
     } else {
       budget.restore();
       const int64_t longest_ns = budget.policy().is_helping ? kLongestSleepNs : operation.longest_sleep_ns();

@@ -72,7 +72,7 @@ class WaitBudget {
   // not, it is time to look at what else may end the wait, and to sleep if nothing moved.
   bool spend(Progress progress);
   // Begin to poll again, after a sleep.
-  void renew() { polls_ = 0, polling_since_ns_ = 0, moves_ = 0, moving_since_ns_ = 0; }
+  void renew() { polls_ = 0, polling_since_ns_ = 0, moving_since_ns_ = 0; }
   // Something other than its operation ends the wait. The last missing data may have come just before, so an operation
   // that still moves is advanced for a while: the time is limited, because other traffic may keep it busy for ever.
   // Return whether that goes on after an attempt with this result.
@@ -97,7 +97,6 @@ class WaitBudget {
   const Deadline deadline_;
   int polls_ = 0;  // where ranks outnumber cores, only the yields that let another thread run
   int64_t polling_since_ns_ = 0;
-  int moves_ = 0;
   int64_t moving_since_ns_ = 0;
   int64_t ending_since_ns_ = 0;
 };

@@ -244,8 +244,12 @@ Reply ClientConnection::request(Op op, std::string_view head, std::string_view t
   if (joined) frame_.append(tail);
   // An exception in the middle of a frame leaves the stream unusable.
   intact_ = false;
-  send_all(frame_, deadline, check);
-  if (!joined) send_all(tail, deadline, check);
+  try {
+    send_all(frame_, deadline, check);
+    if (!joined) send_all(tail, deadline, check);
+  } catch (const DeadlinePassed&) {
+    return {Status::kCancelled, {}};
+  }
   try {
     return receive_reply(number, deadline, check);
   } catch (const DeadlinePassed&) {

@@ -1,7 +1,7 @@
 // The table of the requests of a key-value store: names, parameters and results.
 //
-// The table (table.hpp) decodes a request's body by its row, the bindings encode the arguments of a store's method and
-// decode its result by it, and make the method. The parameters follow each other in the body, in the order of the row.
+// The table of keys (table.hpp) decodes the body of a request by its row. The bindings make a method of each row, which
+// encodes its arguments and decodes its result. The parameters follow each other in the body, in the row's order.
 #pragma once
 
 #include <array>

@@ -56,7 +56,7 @@ def once(play: Callable[Arguments, Played]) -> Callable[Arguments, Played]:
             except WorldFailed as error:
                 failures[key] = error
         if key in failures:
-            raise failures[key]
+            raise failures[key].with_traceback(None)
         return results[key]
 
     return played

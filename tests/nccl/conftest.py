@@ -1,4 +1,4 @@
-"""What holds for the tests with stand-in GPUs."""
+"""Builds the stand-ins for NCCL and CUDA before the tests that load them."""
 
 from __future__ import annotations
 

@@ -591,3 +591,20 @@ def test_a_server_names_its_clients(server: StoreServer) -> None:
     server.name_users({os.getpid(): "rank 3 (here)"})
     assert server.list_clients() == ["rank 3 (here)"]
     store.close()
+
+
+def test_a_large_value_for_a_server_that_is_stopped_times_out() -> None:
+    serve = "from procgroup.stores.tcp import StoreServer\nprint(StoreServer('127.0.0.1', 0).port, flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", serve], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        store = TCPStore("127.0.0.1", int(server.stdout.readline()), wait_for_workers=False)
+        store.set("key", "small")
+        server.send_signal(signal.SIGSTOP)
+        try:
+            store.set_timeout(0.5)
+            with pytest.raises(StoreTimeout):
+                store.set("key", bytes(64 << 20))  # more than the buffers of a connection hold
+        finally:
+            server.kill()

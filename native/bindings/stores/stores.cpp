@@ -85,9 +85,10 @@ std::string_view value_of(nb::handle value) {
   return bytes;
 }
 
-size_t checked_count(nb::sequence keys) {
+size_t checked_count(nb::sequence keys, bool are_keys) {
   if (PyUnicode_Check(keys.ptr()) || PyBytes_Check(keys.ptr())) {
-    throw nb::type_error("expected keys to be a sequence of str, got one str");
+    throw nb::type_error(are_keys ? "expected keys to be a sequence of str, got one str"
+                                  : "expected values to be a sequence of str or bytes, got one");
   }
   const size_t count = nb::len(keys);
   if (count > kMaxKeysPerRequest) raise_limit("a list of keys", count, kMaxKeysPerRequest);
@@ -108,7 +109,7 @@ struct Body {
       put_length(head, bytes.size());
       is_last ? void(tail = bytes) : void(head.append(bytes));
     } else if constexpr (kind == Kind::kKeys || kind == Kind::kValues) {
-      const size_t count = checked_count(argument);
+      const size_t count = checked_count(argument, kind == Kind::kKeys);
       put_length(head, count);
       for (size_t i = 0; i < count; ++i) {
         const nb::object each(argument[i]);

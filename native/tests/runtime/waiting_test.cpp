@@ -78,6 +78,26 @@ void a_loss_that_a_later_look_does_not_find_is_none() {
   CHECK(losses == 2 && operation.is_completed() && operation.failure() == nullptr);
 }
 
+// Work.wait(timeout) of an operation that the progress thread advances, too: it goes on after the wait.
+void a_wait_that_only_helps_ends_at_its_deadline_though_the_operation_moves() {
+  Restless operation;
+  Bench bench;
+  NoRuntime language;
+  WaitPolicy policy;
+  policy.is_helping = true;
+  policy.slice_ns = 1'000'000;
+  const Deadline deadline = Deadline::after(0.001);
+  WaitBudget budget(policy, deadline);
+  int late_looks = 0;
+  const auto look = [&](const Operation&) -> std::optional<Failure> {
+    late_looks += deadline.passed() ? 1 : 0;
+    return std::nullopt;
+  };
+  const std::optional<Failure> end = wait(operation, budget, bench, language, look);
+  CHECK(end && end->kind == Failure::Kind::kTimeout && !operation.is_completed());
+  CHECK(late_looks <= 1);
+}
+
 }  // namespace
 }  // namespace procgroup::testing
 
@@ -87,4 +107,5 @@ int main() {
   RUN_TEST(what_moves_past_its_deadline_is_cancelled);
   RUN_TEST(what_moves_for_a_lost_rank_is_cancelled);
   RUN_TEST(a_loss_that_a_later_look_does_not_find_is_none);
+  RUN_TEST(a_wait_that_only_helps_ends_at_its_deadline_though_the_operation_moves);
 }

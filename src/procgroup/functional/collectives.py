@@ -40,8 +40,10 @@ def all_reduce(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | No
     Python's integers are combined by Python's own operators: they do not overflow, and their AVG is a float.
     """
     chosen = resolve(group)
+    if op.__class__ is not ReduceOp:
+        op = checks.reduce_op(op)
     found = _quick(chosen, "all_reduce", tree, op=op)
-    return _perform(tree, AllReduce(checks.reduce_op(op)), chosen) if found is NotImplemented else found
+    return _perform(tree, AllReduce(op), chosen) if found is NotImplemented else found
 
 
 def broadcast(tree: T, src: int | None = None, group: ProcessGroup | None = None, group_src: int | None = None) -> T:
@@ -72,8 +74,10 @@ def reduce_scatter(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup 
     The first dimension has one element per rank; the result does not have it. Raises ArgumentError for another length.
     """
     chosen = resolve(group)
+    if op.__class__ is not ReduceOp:
+        op = checks.reduce_op(op)
     found = _quick(chosen, "reduce_scatter", tree, op=op)
-    return _perform(tree, ReduceScatter(checks.reduce_op(op)), chosen) if found is NotImplemented else found
+    return _perform(tree, ReduceScatter(op), chosen) if found is NotImplemented else found
 
 
 def all_to_all(tree: T, group: ProcessGroup | None = None) -> T:

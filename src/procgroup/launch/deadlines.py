@@ -1,4 +1,4 @@
-"""Every limit in seconds of the launcher and of ``spawn``, and the steps that follow when processes do not end in time.
+"""The limits in seconds of the launcher and of ``spawn``, and the steps that follow when processes do not end in time.
 
 docs/watching.md has those that users notice. The limits of ranks are elsewhere: ranks do not import this module.
 """

@@ -97,7 +97,7 @@ def describe(
 
 def _head(options: argparse.Namespace, program: CommandProgram, meeting: MeetingPlan | None) -> Iterator[Line]:
     plan = program.plan
-    node = _AT_START if plan.kind == "elastic" else str(options.node_rank)
+    node = _AT_START if plan.kind == "elastic" else str(options.node_rank) if meeting is not None else "0"
     yield Line("host", socket.gethostname())
     yield Line("node", f"{node}, of {options.nnodes}", _sources(options, ("nnodes", "node_rank")))
     yield Line("command", shlex.join(program.command))

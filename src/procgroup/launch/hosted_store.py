@@ -112,11 +112,19 @@ class HostedStore:
             return StoreServer(self.host, 0, job_key=self.job_key)
         # A launcher closes its store itself. So it does without StoreServer, and without ten modules of procgroup.
         log.share_with_native()
-        listener = _listen(self.host)
         try:
-            return _native.StoreServer(listener.detach(), job, bytes.fromhex(self.job_key))
+            key = bytes.fromhex(self.job_key)
+        except ValueError:
+            raise ValueError(
+                f"expected the job key ({PROCGROUP_JOB_KEY.name}) to be hex digits, two for each byte"
+            ) from None
+        listener = _listen(self.host)
+        port = listener.getsockname()[1]
+        try:
+            return _native.StoreServer(listener.detach(), job, key)
         except RuntimeError as error:
-            raise OSError(f"its thread cannot be started: {error}. Raise the limit on memory or threads.") from error
+            where = f"the store at {self.host}:{port}"
+            raise OSError(f"{where} cannot start its thread: {error}. Raise the limit on memory or threads.") from error
 
     def _release_port(self) -> None:
         if isinstance(self._reserved, ReservedPort):

@@ -61,12 +61,14 @@ class Supervisor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
-        if self._store is not None:
-            self._store.close()
-            self._store = None  # its descriptors end with it, and this object is part of reference cycles
-        self.group.close()
-        self._inbox.__exit__()
+        try:
+            self.kill()
+            if self._store is not None:
+                self._store.close()
+                self._store = None  # its descriptors end with it, and this object is part of reference cycles
+            self.group.close()
+        finally:
+            self._inbox.__exit__()
 
     def kill(self) -> None:
         """Kill the ranks without waiting for their end."""
@@ -164,6 +166,7 @@ class Supervisor:
             self.received = ending[0] if ending else self.received
             return self.received is not None
 
+        was_interrupted()
         self.output.flush(self.group.streams, self._inbox.descriptor, was_interrupted)
         status = status if self.received is None else 128 + self.received
         return Outcome(status, failures, [rank.rank for rank in self.group.ranks])

@@ -48,10 +48,10 @@ class JoinHook:
     def post_hook(self, is_last_joiner: bool) -> None:
         """Run after all ranks have joined. ``is_last_joiner``: this rank was among the last to join."""
 
-    def _announce(self, code: int) -> None:
-        """Announce collectives to the joined ranks. Raises InputsExhausted and RanksApart."""
+    def _announce(self, code: int, index: int | None = None) -> None:
+        """Announce collectives of a joinable to the joined ranks. Raises InputsExhausted and RanksApart."""
         assert self._join is not None
-        self._join.exchange(_FIRST_CODE + self._index * _CODES_PER_JOINABLE + code)
+        self._join.exchange(_FIRST_CODE + (self._index if index is None else index) * _CODES_PER_JOINABLE + code)
 
     def enter(self, context: Join) -> None:
         """Run when the context is entered."""
@@ -71,7 +71,8 @@ class Joinable(ABC):
     """A class that can train on uneven inputs. It calls ``Join.notify_join_context(self)`` before its collectives."""
 
     # The hook, within a context.
-    _join: JoinHook | None = None
+    _entered_hook: JoinHook | None = None
+    _entered_index = 0
 
     @abstractmethod
     def join_hook(self, **kwargs: Any) -> JoinHook:
@@ -127,12 +128,13 @@ class Join:
 
     def __enter__(self) -> Join:
         for joinable in self._joinables:
-            if joinable._join is not None:
+            if joinable._entered_hook is not None:
                 raise RuntimeError(
                     f"This {type(joinable).__name__} is inside of join() already; leave it before you enter another."
                 )
         for index, (joinable, hook) in enumerate(zip(self._joinables, self._hooks, strict=True)):
-            joinable._join, hook._join, hook._index = hook, self, index
+            joinable._entered_hook, joinable._entered_index = hook, index
+            hook._join, hook._index = self, index
             hook.enter(self)
         return self
 
@@ -145,7 +147,7 @@ class Join:
         finally:
             for joinable, hook in zip(self._joinables, self._hooks, strict=True):
                 hook.leave()
-                joinable._join = hook._join = None
+                joinable._entered_hook = hook._join = None
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> None:
@@ -154,8 +156,8 @@ class Join:
         Raises InputsExhausted on all ranks when one has no more inputs and ``throw_on_early_termination`` was given,
         RanksApart when the ranks announce different collectives.
         """
-        if joinable._join is not None:
-            joinable._join._announce(MAIN)
+        if joinable._entered_hook is not None:
+            joinable._entered_hook._announce(MAIN, joinable._entered_index)
 
     def exchange(self, code: int) -> int:
         """Exchange codes; return the code of the active ranks, or JOINED when no rank is active."""

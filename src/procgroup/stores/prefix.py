@@ -67,8 +67,13 @@ class PrefixStore(Store):
         self._requests = cast("_native.StoreRequests", _PrefixedRequests(store, self._prefix))
 
 
-_PARAMETERS = {name: list(method.__annotations__) for name, method in vars(Store).items() if callable(method)}
-"""The names of the parameters of Store's methods, by the method's name."""
+_KEYS = {"key", "keys", "unless", "prefix"}
+_PARAMETERS = {
+    name: list(method.__annotations__)
+    for name, method in vars(Store).items()
+    if callable(method) and (_KEYS & set(method.__annotations__))
+}
+"""The names of the parameters of Store's methods with keys, by the method's name."""
 
 
 class _PrefixedRequests:

@@ -6,13 +6,14 @@ Where torch's stores differ from each other, error messages and results are thos
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, Self
 
-from procgroup.errors import DistStoreError, StoreLimitError
+from procgroup.errors import DistStoreError, StoreLimitError, StoreTimeout
 from procgroup.timeouts import seconds_in_force
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, as_timedelta, seconds
 
@@ -24,6 +25,10 @@ MAX_VALUE_BYTES = 1 << 30
 MAX_KEYS_PER_REQUEST = 65_536
 
 _INT_64_DIGITS = 20
+
+
+_SLICE_SECONDS = 0.2
+"""How long get_unless waits for the keys before it looks at the other one, on a store without such a request."""
 
 
 class OnDisconnect(Protocol):
@@ -118,9 +123,22 @@ class Store(ABC):
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
         """Return the values of several keys; or the value of the key ``unless``, as bytes, if that is set first.
 
-        If all of them exist already, the result is the values of the keys. Waits as multi_get does.
+        If all of them exist already, the result is the values of the keys. Waits as multi_get does. A store without
+        such a request looks at the keys again and again.
         """
-        return self._requests.get_unless(keys, unless, self._timeout_seconds(timeout))
+        limit = self._timeout_seconds(timeout)
+        if hasattr(self, "_requests"):
+            return self._requests.get_unless(keys, unless, limit)
+        deadline = time.monotonic() + limit
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self.multi_get(keys, max(min(left, _SLICE_SECONDS), 0.0))
+            except StoreTimeout:
+                if self.check([unless]):
+                    return self.get(unless)
+                if time.monotonic() >= deadline:
+                    raise StoreTimeout(keys=keys, seconds=limit) from None
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect | None:
         """Have the store set a key when this process ends, unless the key has a value then.

@@ -74,19 +74,6 @@ class TorchStore(Store):
         self._await_keys(checked_keys(keys), "wait", timeout)
         return [bytes(self.underlying_store.get(key)) for key in keys]
 
-    def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
-        limit = self._timeout_seconds(timeout)
-        deadline = time.monotonic() + limit
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return self.multi_get(keys, max(min(left, _SLICE_SECONDS), 0.0))
-            except StoreTimeout:
-                if self.check([unless]):
-                    return self.get(unless)
-                if time.monotonic() >= deadline:
-                    raise StoreTimeout(keys=keys, seconds=limit) from None
-
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         check_same_length(keys, values)
         for key, value in zip(checked_keys(keys), values, strict=True):

@@ -2,16 +2,16 @@
 
 ::
 
-    a rank fails ──report_seconds, or all have ended──> has_settled: the agent decides
+    a rank fails ──report_seconds, or all have ended──> has_settled: the caller decides
                  ──a replacement is left──────────────> the rank is started again, alone
                  ──keeps_going, while others live─────> nothing
     end(signal) ────────> the signal to all ──grace───> SIGKILL ──> all have ended
     kill() ─────────────> SIGKILL at once
 
 After a failure the other ranks first get a moment to raise errors of their own, which name the rank that they lost. The
-wait ends early when all ranks have ended. Every signal goes to a rank's whole process group. When the agent itself is
-killed, the kernel kills the ranks (``die_with_parent``); for that they are started from a thread that lives as long as
-the process.
+wait ends early when all ranks have ended. Every signal goes to a rank's whole process group. When the launcher is killed,
+the kernel kills the ranks (``die_with_parent``); for that they are started from a thread that lives as long as the
+process.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _NOT_COPIED = (
     "_buffers_of_module",
     "_finalizer",
     "_precision",
-    "_join",
+    "_entered_hook",
     "_join_config",
     "_join_hook",
     "_parameter_check",
@@ -335,11 +335,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
 
     def _announce_forward(self, copies_buffers: bool, is_recording: bool) -> int:
         """Announce a forward within a Join; return the rank whose buffers are copied."""
-        if self._join is None and not (self._join_config is not None and self._join_config.enable):
+        if self._entered_hook is None and not (self._join_config is not None and self._join_config.enable):
             return 0
         if self._devices.on_gpus:
             require_no_join()
-        if self._join is not None:
+        if self._entered_hook is not None:
             return self._join_hook.announce_forward(copies_buffers)
         is_round = is_recording and self.require_backward_grad_sync
         return self._join_hook.announce_iteration(self, copies_buffers, is_round)
