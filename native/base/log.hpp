@@ -1,5 +1,5 @@
-// Lines for the user on standard error, in the format and at the levels of procgroup/process/log.py: for native threads, which
-// may not wait for the interpreter's lock.
+// Lines for the user on standard error, in the format and at the levels of procgroup/process/log.py: for native
+// threads, which may not wait for the interpreter's lock.
 #pragma once
 
 #include <string>

@@ -37,7 +37,8 @@ void HostDevice::exchange(MessageRequest sent, MessageRequest received) {
   group_.messages().run(received, seconds_, language_);
   if (!sending) return;
   bool interrupted = false;
-  const std::optional<Failure> failure = group_.calls().await(*sending, Deadline::never(), language_, interrupted).failure;
+  const std::optional<Failure> failure =
+      group_.calls().await(*sending, Deadline::never(), language_, interrupted).failure;
   if (interrupted) throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, sending->call()};
   if (failure) throw group_.end().reported(*failure, sending->call());
 }

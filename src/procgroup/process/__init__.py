@@ -40,7 +40,7 @@ class State:
         self.end_functions: dict[Callable[[], None], int] = {}
         self.end_registered_in = 0
         self.is_ending = False
-        self.waits = _Waits()
+        self.waits: _Waits = _Waits()
 
         # Failures: of groups since the ranks came together, and the first lost rank among their causes.
         self.has_failed = False
@@ -65,4 +65,4 @@ class State:
         self.stack_signal_process = 0
 
 
-state = State()
+state: State = State()

@@ -9,8 +9,8 @@
     kill() ─────────────> SIGKILL at once
 
 After a failure the other ranks first get a moment to raise errors of their own, which name the rank that they lost. The
-wait ends early when all ranks have ended. Every signal goes to a rank's whole process group. When the launcher is killed,
-the kernel kills the ranks (``die_with_parent``); for that they are started from a thread that lives as long as the
+wait ends early when all ranks have ended. Every signal goes to a rank's whole process group. The kernel kills the ranks
+of a launcher that is killed (``die_with_parent``); for that they are started from a thread that lives as long as the
 process.
 """
 
