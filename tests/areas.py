@@ -22,6 +22,7 @@ AREAS = {
     "groups": ["groups", "api"],
     "launch": ["launch/failures", "launch/one_node", "launch/output", "launch/options/test_flags.py", "launch/spawn"],
     "parallel": ["parallel", "torch_gpus/test_ddp.py", "torch_gpus/test_ddp_features.py"],
+    "process": ["api/test_log.py", "diagnostics/test_flight_records.py", "failures/test_exceptions.py"],
     "rendezvous": ["rendezvous"],
     "stores": ["stores"],
     "testing": ["testing"],

@@ -43,7 +43,7 @@ CALLS: dict[str, Callable[[Make, bool], Any]] = {
     ),
 }
 PATHS = {
-    "all_reduce": ["api/reductions.py: all_reduce", "groups/collectives.py: Collectives.all_reduce"],
+    "all_reduce": ["api/reductions.py: all_reduce", "groups/reductions.py: Reductions.all_reduce"],
     "broadcast": [
         "api/collectives.py: broadcast",
         "api/default_group.py: choose",

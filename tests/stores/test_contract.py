@@ -586,6 +586,9 @@ class WithoutGetUnless(Store):
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         return self._keys.multi_get(keys, timeout)
 
+    def clone(self) -> WithoutGetUnless:
+        return self
+
 
 def test_get_unless_works_on_a_store_that_does_not_have_its_own() -> None:
     store = WithoutGetUnless()

@@ -594,7 +594,12 @@ def test_a_server_names_its_clients(server: StoreServer) -> None:
 
 
 def test_a_large_value_for_a_server_that_is_stopped_times_out() -> None:
-    serve = "from procgroup.stores.tcp import StoreServer\nprint(StoreServer('127.0.0.1', 0).port, flush=True)\ninput()"
+    serve = """
+from procgroup.stores.tcp import StoreServer
+server = StoreServer("127.0.0.1", 0)
+print(server.port, flush=True)
+input()
+"""
     with subprocess.Popen(
         [sys.executable, "-c", serve], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
