@@ -64,8 +64,8 @@ std::vector<Block> Arguments::rows(const ArrayView& whole, nb::handle splits, co
   site_.require_checked(lengths.size() == size, parameter.c_str());
   size_t total = 0;
   for (const size_t length : lengths) {
-    total += length;
-    if (length > whole.rows()) break;  // before the sum could wrap
+    total = length > whole.rows() ? length : total + length;  // too much in any case, without an overflow
+    if (length > whole.rows()) break;
   }
   if (total != whole.rows())
     site_.refuse("Split sizes doesn't match total dim 0 size: `" + parameter + "` sum to " + number(total) + ", but `" +

@@ -188,7 +188,7 @@ struct CollectiveState {
   // Called with the cause before a call that fails gives its messages up, so that the other hosts learn the cause
   // first. It adds to a timeout the leaders that may not have relayed announcements.
   std::function<void(Failure&, const Descriptor&)> on_failure{};
-  // The members that a timeout names when another backend does not say for whom it waits; see Group.
+  // The members that a timeout names when another backend does not say for whom it waits; see Watch::stopped_members.
   std::function<std::vector<int>()> stopped_members{};
 
   int size() const { return static_cast<int>(members.size()); }

@@ -25,7 +25,7 @@ bool is_ready(const Request& request) {
 }  // namespace
 
 // Advance the operation in a few polls, with the language's lock held. One that keeps moving is large, and takes long
-// enough to let other threads run.
+// enough to let other threads run. Not in the anonymous namespace, so that a stack has its name.
 static Progress poll(Operation& operation, const WaitPolicy& policy) {
   Progress progress = policy.is_helping ? operation.help() : operation.advance();
   for (int polls = policy.held_polls(); progress == Progress::kWaiting && polls > 0; --polls) {
@@ -201,7 +201,6 @@ bool CallQueue::has_turn(const GroupOperation& operation) {
   return head_has_turn_ && !queue_.empty() && queue_.front().get() == &operation;
 }
 
-// A call whose deadline passed before its turn has no number: it would have had the next one.
 void CallQueue::end_with(const GroupOperation& operation, const Failure& failure) {
   group_.end().break_with(failure, numbered(operation.call()));
 }
@@ -322,7 +321,7 @@ bool CallQueue::is_empty() const {
   return queue_.empty();
 }
 
-// Another rank may have seen the agreement on them already.
+// Queued calls count, because another rank may have seen the agreement on them already.
 bool CallQueue::has_device_calls() const {
   const std::lock_guard lock(mutex_);
   return std::ranges::any_of(queue_, [](const auto& one) { return one->call_so_far().on_device; });

@@ -58,7 +58,7 @@ class CallQueue {
   // The number of the last collective whose turn has ended.
   uint64_t ended() const { return ended_.load(std::memory_order_acquire); }
   // Nothing is queued or running.
-  bool is_unused() const {
+  bool is_idle() const {
     return queued_.load(std::memory_order_acquire) == 0 && !busy_.load(std::memory_order_acquire);
   }
   bool is_empty() const;

@@ -122,9 +122,9 @@ bool DeviceWork::has_unfinished() const {
 }
 
 int64_t DeviceWork::longest_sleep_ns() const {
-  const bool has_work = !is_empty();
   const std::lock_guard lock(mutex_);
-  return has_work || !captured_.empty() ? DeviceOperation::kSleepNs : kAnySleepNs;
+  const bool is_empty = std::ranges::all_of(queues_, [](const auto& one) { return one.second.empty(); });
+  return !is_empty || !captured_.empty() ? DeviceOperation::kSleepNs : kAnySleepNs;
 }
 
 bool DeviceWork::has_other_than(const Operation& waited) const {

@@ -9,7 +9,7 @@
 //
 // Threads. Any thread may issue calls. `messages_mutex` guards Messages, GroupHandshakes and WaitEdgeExchange; `peers_`
 // is complete before the first group is made and constant from then on, except for the atomic status of each peer. Lock
-// order: a group's queue mutex, then messages_mutex, then the progress thread's mutex.
+// order: the mutexes of a group (group.hpp), then messages_mutex, then the progress thread's mutex.
 #pragma once
 
 #include <atomic>

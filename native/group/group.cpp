@@ -51,8 +51,10 @@ int64_t Group::longest_sleep_ns() {
 bool Group::note_pending() { return messages_.note_pending() || !devices_.is_empty() || !calls_.is_empty(); }
 
 std::optional<size_t> Group::open_receives(const Operation& waited, const std::vector<int>& awaited) {
+  // In this order, because a message that has completed is followed by work on a device.
+  const std::optional<size_t> receives = messages_.open_receives(waited, awaited);
   if (calls_.has_other_than(waited) || devices_.has_other_than(waited)) return std::nullopt;
-  return messages_.open_receives(waited, awaited);
+  return receives;
 }
 
 void Group::rename_ranks() {
@@ -83,10 +85,10 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
   {
     const Released released(language);
     complete(operation, seconds, engine_.policy(), engine_, language, look);
+    recording.end(operation.failure());
     if (operation.failure() != nullptr) failure = watch.announced().value_or(*operation.failure());
     if (failure) watch_.explain(*failure, true);
   }
-  recording.end(operation.failure());
   refused_ = operation.refused();
   if (failure) refuse_to_begin(*failure);
   members_.set_created();
@@ -104,7 +106,8 @@ void Group::abort() {
 // Where earlier calls have not completed, the number of the call is not known: then the failure is one of all calls.
 void Group::fail_call(Descriptor call, std::string reason) {
   call.group = options_.id;
-  if (calls_.is_unused()) call = calls_.numbered(call);
+  call.sequence = 0;
+  if (calls_.is_idle()) call = calls_.numbered(call);
   end_.break_with({.kind = Failure::Kind::kFailed, .peer = rank(), .reason = std::move(reason)}, call);
   engine_.announce_news();
 }
@@ -125,10 +128,12 @@ void Group::leave() {
   examine_pending();
   devices_.forget_captured();
   // End also the operations that moved while they were examined: no thread looks at them again.
-  const std::unique_lock held = calls_.hold();
-  for (const auto& pending : {messages_.pending(), devices_.pending(), calls_.pending()})
-    for (const std::shared_ptr<GroupOperation>& operation : pending)
-      if (!operation->is_completed()) operation->give_up(*end_.broken());
+  {
+    const std::unique_lock held = calls_.hold();
+    for (const auto& pending : {messages_.pending(), devices_.pending(), calls_.pending()})
+      for (const std::shared_ptr<GroupOperation>& operation : pending)
+        if (!operation->is_completed()) operation->give_up(*end_.broken());
+  }
   engine_.completed();
 }
 

@@ -7,8 +7,8 @@
 //       ├───── MessageQueue   messages, which have an order of their own per peer and tag
 //       └───── DeviceWork     what calls have queued on a device
 //
-// Lock order: CallQueue's driving_, then the mutex of CallQueue, of DeviceWork or MessageQueue, of the engine's
-// messages, and of GroupEnd.
+// Lock order: the progress thread's pass_, then CallQueue's driving_, then an operation's own (advancing_, looking_),
+// then the mutex of CallQueue, of DeviceWork or MessageQueue, of the engine's messages, and of GroupEnd.
 #pragma once
 
 #include <optional>
@@ -79,12 +79,12 @@ class Group final : public Source {
 
   Engine& engine_;
   GroupOptions options_;
+  Members members_;  // before the queues, whose operations use the members' state until they are destroyed
+  Watch watch_;
   GroupEnd end_{*this};
   CallQueue calls_{*this};
   MessageQueue messages_{*this};
   DeviceWork devices_{*this};
-  Members members_;
-  Watch watch_;
   std::vector<uint64_t> refused_;
   bool left_ = false;
 };

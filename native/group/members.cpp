@@ -4,7 +4,6 @@
 #include <functional>
 #include <utility>
 
-#include "base/diagnostics.hpp"
 #include "collectives/buffer_table.hpp"
 #include "group/group.hpp"
 #include "group/group_operation.hpp"

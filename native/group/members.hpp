@@ -71,7 +71,7 @@ class Members {
   void post_source_lines(const Descriptor& call) const;
   // Whether a member has ended out of order, as far as is known, whatever became of its calls.
   bool has_lost_member() const;
-  // The line of the program that made this call, by group rank; see Group.
+  // The line of the program that made this call, by group rank. Waits for those of other hosts, for at most 0.3 s.
   std::vector<std::string> source_lines(const Descriptor& call) const;
 
  private:

@@ -182,11 +182,11 @@ Failure Watch::present(Failure failure) const {
     const bool is_better = !best || (best->kind != Failure::Kind::kLost && theirs->kind == Failure::Kind::kLost);
     if (is_better) best = std::move(theirs);
   }
-  if (!best) return failure;
+  if (!best) return own_view(std::move(failure));
   const bool is_same = best->kind == failure.kind && best->cause == failure.cause && best->peer == failure.peer;
-  if (is_same && failure.cause == Failure::Kind::kTimeout) return failure;  // see add_own_wait
+  if (is_same && failure.cause == Failure::Kind::kTimeout) return own_view(std::move(failure));  // see add_own_wait
   best->wrote = failure.wrote;
-  return *std::move(best);
+  return own_view(*std::move(best));
 }
 
 // In the middle of a call ranks wait for each other in chains, and the first timeout names the next rank only. So a

@@ -17,7 +17,7 @@ enum class Progress {
 };
 
 // The longest sleep of a waiter between two looks. Other ranks wake it when they have moved something; nothing wakes it
-// for what another backend moves (kTransferSleepNs).
+// for what another backend moves (kTaskSleepNs).
 inline constexpr int64_t kAnySleepNs = INT64_MAX;
 
 class Operation {

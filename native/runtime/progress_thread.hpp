@@ -17,7 +17,7 @@
 
 namespace procgroup {
 
-// Something that has operations to advance: a group's queue, or the asynchronous messages.
+// Something that has operations to advance: a group.
 class Source {
  public:
   virtual ~Source() = default;

@@ -108,6 +108,7 @@ def test_no_split_sizes_mean_equal_parts(sizes: Any) -> None:
         ([1], ArgumentError),
         ([1, 2, 3], ArgumentError),
         ([1, -1], ArgumentError),
+        ([1, 2**63], ArgumentError),
         ([1.0, 2], TypeError),
         ([True, 1], TypeError),
         ("12", TypeError),

@@ -91,7 +91,8 @@ size_t checked_count(nb::sequence keys, bool are_keys) {
                                   : "expected values to be a sequence of str or bytes, got one");
   }
   const size_t count = nb::len(keys);
-  if (count > kMaxKeysPerRequest) raise_limit("a list of keys", count, kMaxKeysPerRequest);
+  if (count > kMaxKeysPerRequest)
+    raise_limit(are_keys ? "a list of keys" : "a list of values", count, kMaxKeysPerRequest);
   return count;
 }
 

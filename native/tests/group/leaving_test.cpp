@@ -155,7 +155,8 @@ void an_error_ends_the_next_call(bool is_pending) {
   std::vector<int64_t> data[2] = {std::vector<int64_t>(4), std::vector<int64_t>(4)};
   std::shared_ptr<GroupOperation> pending;
   if (is_pending) pending = mine.calls().start(request_for(OpKind::kAllReduce, data[0]), 600);
-  mine.fail_call({.op = OpKind::kRankFirst, .root = 0}, "ValueError: made by the test");
+  // The number of the given call is that of a call that has completed; the failure has that of the next one.
+  mine.fail_call({.sequence = 7, .op = OpKind::kRankFirst, .root = 0}, "ValueError: made by the test");
   const Failure received = failure_of(other, 600, is_pending ? 2 : 1);
   check(received.kind == Failure::Kind::kFailed && received.peer == 0, received.summary().c_str(), 1);
   check(received.reason == "ValueError: made by the test", received.reason.c_str(), 1);

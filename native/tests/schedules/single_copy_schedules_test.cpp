@@ -26,6 +26,6 @@ int main() {
   using namespace procgroup;
   testing::limit_seconds(100);
   for (const OpKind op : {OpKind::kBroadcast, OpKind::kReduce, OpKind::kAllReduce, OpKind::kGather, OpKind::kScatter,
-                          OpKind::kAllToAll, OpKind::kReduceScatter})
+                          OpKind::kAllGather, OpKind::kAllToAll, OpKind::kReduceScatter})
     RUN_TEST(every_rank_gets_the_result, op);
 }

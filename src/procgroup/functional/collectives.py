@@ -40,7 +40,7 @@ def all_reduce(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | No
     Python's integers are combined by Python's own operators: they do not overflow, and their AVG is a float.
     """
     chosen = resolve(group)
-    if op.__class__ is not ReduceOp:
+    if op.__class__ is not ReduceOp or op is ReduceOp.PREMUL_SUM:
         op = checks.reduce_op(op)
     found = _quick(chosen, "all_reduce", tree, op=op)
     return _perform(tree, AllReduce(op), chosen) if found is NotImplemented else found
@@ -74,7 +74,7 @@ def reduce_scatter(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup 
     The first dimension has one element per rank; the result does not have it. Raises ArgumentError for another length.
     """
     chosen = resolve(group)
-    if op.__class__ is not ReduceOp:
+    if op.__class__ is not ReduceOp or op is ReduceOp.PREMUL_SUM:
         op = checks.reduce_op(op)
     found = _quick(chosen, "reduce_scatter", tree, op=op)
     return _perform(tree, ReduceScatter(op), chosen) if found is NotImplemented else found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -130,4 +131,6 @@ def splits(sizes: Any, size: int, name: str, op: str, rank: int) -> list[int] | 
         )
     if min(rows) < 0:
         raise ArgumentError(f"{where}`{name}` must not have negative entries, got {rows}.")
+    if max(rows) > sys.maxsize:
+        raise ArgumentError(f"{where}`{name}` must not have entries of more than {sys.maxsize}, got {rows}.")
     return rows

@@ -99,7 +99,8 @@ def _head(options: argparse.Namespace, program: CommandProgram, meeting: Meeting
     plan = program.plan
     node = _AT_START if plan.kind == "elastic" else str(options.node_rank) if meeting is not None else "0"
     yield Line("host", socket.gethostname())
-    yield Line("node", f"{node}, of {options.nnodes}", _sources(options, ("nnodes", "node_rank")))
+    sources = ("nnodes",) if meeting is None else ("nnodes", "node_rank")
+    yield Line("node", f"{node}, of {options.nnodes}", _sources(options, sources))
     yield Line("command", shlex.join(program.command))
     yield from (Line("store", text) for text in (_own_store(plan) if meeting is None else _meeting(meeting)))
     for name, source in options.sources.items():

@@ -163,7 +163,7 @@ class Supervisor:
 
         def was_interrupted() -> bool:  # the ranks have ended, so a signal is for the launcher alone
             ending = [number for number in self._inbox.take() if number in self._ending]
-            self.received = ending[0] if ending else self.received
+            self.received = self.received or (ending[0] if ending else None)
             return self.received is not None
 
         was_interrupted()

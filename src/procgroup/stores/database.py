@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, Self, TypeVar, cast
 
 from procgroup.errors import DistError, QueueEmptyError, StoreLimitError, StoreLost, StoreTimeout
 from procgroup.stores.store import (
@@ -229,6 +229,9 @@ class DatabaseStore(Store):
             with suppress(DistError):
                 self._leave_barrier(key, round_, caller)
             raise
+
+    def with_timeout(self, timeout: Timeout) -> Self:
+        return self._view(timeout)
 
     def _checked(self, value: str | bytes) -> bytes:
         data = checked_value(value)

@@ -53,7 +53,7 @@ class PrefixStore(Store):
         self._store.name_users(users)
 
     def with_timeout(self, timeout: Timeout) -> Self:
-        view = super().with_timeout(timeout)
+        view = self._view(timeout)
         view._use(self._store.with_timeout(timeout))
         return view
 
@@ -87,6 +87,8 @@ class _PrefixedRequests:
         self._prefix = prefix
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _PARAMETERS:
+            raise AttributeError(f"stores have no request {name!r}")
         parameters = _PARAMETERS[name]
 
         def request(*arguments: Any) -> Any:

@@ -26,9 +26,8 @@ MAX_KEYS_PER_REQUEST = 65_536
 
 _INT_64_DIGITS = 20
 
-
 _SLICE_SECONDS = 0.2
-"""How long get_unless waits for the keys before it looks at the other one, on a store without such a request."""
+"""How long get_unless waits before it looks at the key ``unless``, on a store without such a request."""
 
 
 class OnDisconnect(Protocol):
@@ -157,7 +156,13 @@ class Store(ABC):
         return
 
     def with_timeout(self, timeout: Timeout) -> Self:
-        """Return a view of this store with another timeout, on the same connections; it need not be closed."""
+        """Return a view of this store with another timeout, on the same connections; it need not be closed.
+
+        A store that needs no time, and one that a program writes itself, returns itself.
+        """
+        return self
+
+    def _view(self, timeout: Timeout) -> Self:
         view = copy(self)
         view.set_timeout(timeout)
         return view

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from typing import Self
 
 from procgroup import _native, environ
 from procgroup.errors import DistNetworkError, DistStoreError, StoreTimeout
@@ -317,6 +318,9 @@ class TCPStore(Store):
     def name_users(self, users: Mapping[int, str]) -> None:
         if self._hosting is not None:
             self._hosting.server.name_users(users)
+
+    def with_timeout(self, timeout: Timeout) -> Self:
+        return self._view(timeout)
 
     def clone(self) -> TCPStore:
         clone = copy(self)

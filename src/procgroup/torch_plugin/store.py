@@ -23,7 +23,6 @@ from procgroup.types import Timeout
 # torch's own waits handle neither Ctrl-C nor the shorter deadline of another thread, so waits here poll.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
-_SLICE_SECONDS = 0.2
 
 
 class TorchStore(Store):
