@@ -45,7 +45,8 @@ void a_pair_that_disagrees_is_named_on_every_rank() {
     run_ranks(4, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
       NetworkGroup group(messages, everybody(rank, 4), kTiny);
       BlocksCall call({.op = OpKind::kAllToAll, .count = count, .is_even = true}, rank, 4);
-      if (rank == 2) call.request().inputs[1].count += 1;
+      Array longer(count + 1);
+      if (rank == 2) call.request().inputs[1] = {longer.data(), longer.size()};
       const std::vector<Array> before = call.outputs();
       CollectiveCall operation(group.state(), call.request());
       finish(operation, messages, doorbell);
