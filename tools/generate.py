@@ -300,7 +300,7 @@ TORCH_METHODS = f'''"""The collectives that torch.distributed calls of a backend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -323,9 +323,8 @@ class TorchCollectives:
     """Each method takes lists and an options object, as torch's C++ code gives them, or torch's older forms."""
 
     group: ProcessGroup
-
-    def _elsewhere(self, tensor: Any) -> Any | None:
-        raise NotImplementedError
+    _elsewhere: Callable[[Any], Any | None]
+    """See TorchCalls."""
 
     def _gathered(self, output_tensors: Any) -> Any:
         """Return what futures give of the ranks' tensors: a list in a list, as on NCCL."""

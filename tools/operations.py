@@ -45,9 +45,7 @@ class Operation:
 
     @property
     def root(self) -> str:
-        """The side of the root: "source", "destination", or "" without a root."""
-        if self.is_message:
-            return "destination" if self.givers == "all" else "source"
+        """The side of the root of a collective: "source", "destination", or "" without a root."""
         return "source" if self.givers == "root" else "destination" if self.takers == "root" else ""
 
 
@@ -73,16 +71,14 @@ OPERATIONS = [
 
 OPERATION = {row.name: row for row in OPERATIONS}
 
-Kind = Literal["array", "arrays", "arrays of root", "lists of arrays", "root", "root or first", "peer", "op", "splits"]
+Kind = Literal["array", "arrays", "arrays of root", "root", "root or first", "op", "splits"]
 """What a parameter is, and so how it is checked:
 
     array             one array of this rank
     arrays            a list of one array for each rank
     arrays of root    such a list on the root, None on the other ranks
-    lists of arrays   a list, for each rank, of lists of arrays
     root              a global or a group rank; it is required
     root or first     the same; the default is global rank 0
-    peer, tag         the other rank of a message, and the message's tag
     op                a reduce op
     splits            the number of rows of each rank's block; None: equal blocks
 """
@@ -92,7 +88,7 @@ Kind = Literal["array", "arrays", "arrays of root", "lists of arrays", "root", "
 class Parameter:
     """One parameter of a call, by its name in the public function (torch.distributed's) and in ProcessGroup."""
 
-    kind: str
+    kind: Kind
     public: str
     method: str
 
