@@ -569,22 +569,24 @@ FILES: dict[str, Callable[[], str]] = {
 }
 
 
-def differences() -> Iterator[str]:
-    """Yield the difference of each file that is not as it would be generated."""
+def differences(*, writes: bool) -> Iterator[str]:
+    """Yield the difference of each file that is not as it would be generated; write such a file if ``writes``."""
     for name, make in FILES.items():
         path = ROOT / name
         written = path.read_text() if path.exists() else ""
         made = formatted(path, make())
         if written != made:
             yield "".join(difflib.unified_diff(written.splitlines(True), made.splitlines(True), name, "generated"))
+            # A file that is written again, even without a change, is newer than what was built from it.
+            if writes:
+                path.write_text(made)
 
 
 def main() -> int:
-    if sys.argv[1:] == ["--write"]:
-        for name, make in FILES.items():
-            (ROOT / name).write_text(formatted(ROOT / name, make()))
+    writes = sys.argv[1:] == ["--write"]
+    found = list(differences(writes=writes))
+    if writes:
         return 0
-    found = list(differences())
     sys.stdout.writelines(found)
     if found:
         print("\nGenerated files differ: edit tools/operations.py or tools/generate.py, and run make format.")
