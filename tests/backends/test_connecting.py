@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from procgroup.backends import connecting
+from procgroup.backends import connecting, peer_network
 from procgroup.backends.connecting import Connection, Details, connect_all
 from procgroup.backends.handshake import _HELLO, _MAGIC, _proof
-from procgroup.backends.peer_network import PeerNetwork, Route, hosts_of
+from procgroup.backends.peer_network import Route, hosts_of
 from procgroup.errors import DistNetworkError, Refused, StoreLost
 from procgroup.stores.hash import HashStore
 from procgroup.stores.start_up import Member, StartUp
@@ -62,7 +62,7 @@ def connect(store: HashStore, rank: int, size: int, arena: int | None, limit: fl
     start_up.enter("start")
     route = Route("127.0.0.1", "127.0.0.1", "127.0.0.1") if arena is None else None
     offered = None if arena is None else (arena, arena, arena)
-    return PeerNetwork(start_up, KEY).connect(Details(64 * rank, offered), route).connections
+    return peer_network.connect(start_up, KEY, Details(64 * rank, offered), route).connections
 
 
 def address_of(store: HashStore, rank: int, arena: int | None) -> tuple[int, Any]:
@@ -332,7 +332,7 @@ def test_a_rank_that_shares_no_memory_is_reached_at_its_next_address() -> None:
         me = Member(rank, 3, "host", os.getpid(), f"nonce {rank}")
         start_up = StartUp(store, me, group="0", timeout=LIMIT, deadline=time.monotonic() + LIMIT)
         start_up.enter("start")
-        return PeerNetwork(start_up, KEY).connect(Details(0, arena), route, "" if arena else "no memory")
+        return peer_network.connect(start_up, KEY, Details(0, arena), route, "" if arena else "no memory")
 
     with arenas(3) as descriptors:
         offers = [(descriptors[0],) * 3, None, (descriptors[2],) * 3]

@@ -14,6 +14,7 @@ import pytest
 import two_hosts
 import world
 from procgroup.backends.peer_network import Route, route_to
+from procgroup.stores.addresses import listen
 from procgroup.stores.hash import HashStore
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.tcp import TCPStore
@@ -42,7 +43,7 @@ def test_the_route_to_a_store_on_loopback_is_loopback() -> None:
 
 @contextmanager
 def listening(route: Route) -> Iterator[str]:
-    with route.listen() as listener:
+    with listen(route.listening_host, 0) as listener:
         yield listener.getsockname()[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import socket
@@ -24,12 +23,12 @@ from procgroup.errors import (
     RendezvousError,
     RendezvousTimeout,
 )
-from procgroup.groups.engine import GroupEngine
 from procgroup.groups.group import ProcessGroup
 from procgroup.process import log, process_end
 from procgroup.rendezvous import hosting, urls
 from procgroup.rendezvous.handlers import rendezvous
 from procgroup.rendezvous.join import World, join
+from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
@@ -107,9 +106,10 @@ class _Start(NamedTuple):
 
     def make(self, started: float, *, goes_on: bool = False) -> ProcessGroup:
         """Meet the other ranks and make the group. ``goes_on``: this process was in it before."""
-        world = _join(self.store, self.rank, self.world_size, self.timeouts, started, goes_on=goes_on)
         members = range(self.world_size)
-        made = _make_group(self.config, self.store, self.rank, members, self.timeouts, world)
+        made, world = _make_group(
+            self.config, self.store, self.rank, members, self.timeouts, started, self.store, goes_on=goes_on
+        )
         if self.in_rank_order:
             made.reduce_in_rank_order()
         if log.is_enabled(log.INFO):
@@ -188,9 +188,7 @@ def make_group(
     in order at the process's end. Raises what init_process_group raises.
     """
     timeouts = read_timeouts(timeout, None)
-    size = len(members)
-    world = _join(meeting, rank, size, timeouts, started, group_name)
-    made = _make_group(config, store, rank, members, timeouts, world, group_name)
+    made, _ = _make_group(config, store, rank, members, timeouts, started, meeting, group_name)
     exit_hooks.watch(made, None)
     return made
 
@@ -259,36 +257,46 @@ def _default_init_method() -> str:
     return environ.PROCGROUP_INIT_METHOD.get() or environ.TORCH_DISTRIBUTED_INIT_METHOD.get() or "env://"
 
 
-def _join(
-    store: Store,
-    rank: int,
-    world_size: int,
-    timeouts: Timeouts,
-    started: float,
-    group_name: str = GROUP_NAME,
-    *,
-    goes_on: bool = False,
-) -> World | None:
-    registry.check_engine(world_size)
-    if world_size == 1:
-        return None
-    return join(store, rank, world_size, timeouts.rendezvous, group=group_name, started=started, goes_on=goes_on)
-
-
 def _make_group(
     config: registry.BackendConfig,
     store: Store,
     rank: int,
     members: Sequence[int],
     timeouts: Timeouts,
-    world: World | None,
+    started: float,
+    meeting: Store,
     group_name: str = GROUP_NAME,
-) -> ProcessGroup:
-    from procgroup.stores.prefix import PrefixStore
+    *,
+    goes_on: bool = False,
+) -> tuple[ProcessGroup, World | None]:
+    """Meet the other ranks at ``meeting``; return their group with ``store``, and the world, which one rank has not."""
+    size = len(members)
+    registry.check_engine(size)
+    from procgroup.backends import native  # which check_engine has loaded
 
+    world: World | None = None
+    engine: native.WorldGroup
+    if size == 1:
+        engine = native.alone(name=config.name, group_name=group_name)
+    else:
+        world = join(meeting, rank, size, timeouts.rendezvous, group=group_name, started=started, goes_on=goes_on)
+        # Data connections prove both the job's secret, if there is one, and this round's.
+        job_key = environ.PROCGROUP_JOB_KEY.get().encode()
+        try:
+            engine = native.connect(
+                world.start_up,
+                name=config.name,
+                group_name=group_name,
+                timeout=timeouts.start.total_seconds(),
+                data_key=hmac.digest(job_key, b"procgroup data " + world.key, "sha256"),
+                global_ranks=members,
+            )
+        except BaseException as error:
+            world.start_up.report_failure(error)
+            raise
+        world.start_up.leave()
     group_store = PrefixStore(f"default_pg/{world.round if world else 0}", store)
     group_store.set_timeout(timeouts.calls)
-    engine = _make_engine(config, timeouts.start.total_seconds(), world, group_name, members)
     made = ProcessGroup(
         engine,
         group_store,
@@ -302,31 +310,4 @@ def _make_group(
         store_ends_with=0 if hosting.ends_with_rank_0(store) else None,
     )
     made.new_ranks = world.new_ranks if world is not None else ()
-    return made
-
-
-def _make_engine(
-    config: registry.BackendConfig, timeout: float, world: World | None, group_name: str, members: Sequence[int]
-) -> GroupEngine:
-    if world is None:
-        return registry.create_alone(config, group_name=group_name)
-    try:
-        engine = registry.create(
-            config,
-            world.start_up,
-            group_name=group_name,
-            timeout=timeout,
-            data_key=_data_key(world),
-            global_ranks=members,
-        )
-    except BaseException as error:
-        world.start_up.report_failure(error)
-        raise
-    world.start_up.leave()
-    return engine
-
-
-def _data_key(world: World) -> bytes:
-    """Return what data connections prove: it takes both the job's secret, if there is one, and this round's."""
-    job_key = environ.PROCGROUP_JOB_KEY.get()
-    return hmac.new(job_key.encode(), b"procgroup data " + world.key, hashlib.sha256).digest()
+    return made, world

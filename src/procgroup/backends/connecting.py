@@ -78,7 +78,14 @@ class Details(NamedTuple):
     def exchange(self, connection: socket.socket, peer: int) -> Steps[Connection]:
         """Send this rank's details and receive those of ``peer``."""
         shared = connection.family == socket.AF_UNIX
-        yield from self._send(connection, shared)
+        message = _DETAILS.pack(os.getpid(), self.offset)
+        while shared and self.arena is not None:
+            try:
+                message = message[socket.send_fds(connection, [message], self.arena) :]
+                break
+            except BlockingIOError:
+                yield selectors.EVENT_WRITE
+        yield from send_all(connection, message)
         if not shared:
             pid, offset = _DETAILS.unpack((yield from receive_exactly(connection, _DETAILS.size)))
             return Connection(peer, connection, pid, offset, None)
@@ -96,16 +103,6 @@ class Details(NamedTuple):
             raise Refused(f"rank {peer} sent no arena")
         pid, offset = _DETAILS.unpack(message)
         return Connection(peer, connection, pid, offset, (descriptors[0], descriptors[1], descriptors[2]))
-
-    def _send(self, connection: socket.socket, shared: bool) -> Steps[None]:
-        message = _DETAILS.pack(os.getpid(), self.offset)
-        while shared and self.arena is not None:
-            try:
-                message = message[socket.send_fds(connection, [message], self.arena) :]
-                break
-            except BlockingIOError:
-                yield selectors.EVENT_WRITE
-        yield from send_all(connection, message)
 
 
 def connect_all(
@@ -127,8 +124,21 @@ def connect_all(
     time.monotonic().
     """
     connecting = _Connecting(rank, size, listeners, addresses, key, details)
+    next_look = time.monotonic() + _LOOK_SECONDS
     try:
-        return connecting.run(deadline, look)
+        while True:
+            connecting.begin_due()
+            if len(connecting.connections) == size - 1:
+                connections = [connecting.connections[peer] for peer in sorted(connecting.connections)]
+                connecting.connections = {}
+                return connections
+            connecting.advance_ready(min(next_look, deadline, *connecting.due.values()))
+            now = time.monotonic()
+            if now >= deadline:
+                raise Refused(connecting.lateness())
+            if now >= next_look:
+                look()
+                next_look = time.monotonic() + _LOOK_SECONDS
     finally:
         connecting.close()
 
@@ -136,15 +146,16 @@ def connect_all(
 class _Attempt:
     """A connection whose handshake has not ended; ``peer`` is None where this rank accepted it."""
 
-    def __init__(self, connection: socket.socket, peer: int | None = None) -> None:
+    def __init__(self, connection: socket.socket, peer: int | None) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.peer = peer
         self.is_proven = False  # accepted attempts: the connecting rank may already regard it as complete
-        self.steps: Steps[Connection]
 
 
 class _Connecting:
+    """Every attempt of one rank, and the connections that they have become."""
+
     def __init__(
         self,
         rank: int,
@@ -161,55 +172,41 @@ class _Connecting:
         self._details = details
         self._listeners = listeners
         self._selector = selectors.DefaultSelector()
-        self._attempts: dict[_Attempt, None] = {}  # oldest first
-        self._connections: dict[int, Connection] = {}
+        self._attempts: dict[_Attempt, Steps[Connection]] = {}  # oldest first
+        self.connections: dict[int, Connection] = {}
         self._pauses: dict[int, float] = {}  # of ranks to which an attempt was cut short
-        self._due: dict[int, float] = {}
+        self.due: dict[int, float] = dict.fromkeys(range(rank), 0.0)
         self._problems: dict[int, str] = {}
-
-    def run(self, deadline: float, look: Callable[[], None]) -> list[Connection]:
-        for listener in self._listeners:
+        for listener in listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
-        self._due = dict.fromkeys(range(self._rank), 0.0)
-        next_look = time.monotonic() + _LOOK_SECONDS
-        while True:
-            self._begin_due()
-            if len(self._connections) == self._size - 1:
-                connections = [self._connections[peer] for peer in sorted(self._connections)]
-                self._connections = {}
-                return connections
-            self._drive(min(next_look, deadline, *self._due.values()))
-            now = time.monotonic()
-            if now >= deadline:
-                raise Refused(self._lateness())
-            if now >= next_look:
-                look()
-                next_look = time.monotonic() + _LOOK_SECONDS
 
     def close(self) -> None:
         """Close every attempt, and every connection that was not handed out."""
         for attempt in list(self._attempts):
             self._drop(attempt)
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.close()
         self._selector.close()
 
-    def _drive(self, until: float) -> None:
+    def advance_ready(self, until: float) -> None:
+        """Wait for sockets until a time.monotonic(); accept connections and advance the attempts that can go on."""
         for ready, _ in self._selector.select(max(until - time.monotonic(), 0.0)):
             if ready.fileobj in self._listeners:
                 self._accept(cast(socket.socket, ready.fileobj))
             elif ready.data in self._attempts:
                 self._advance(ready.data)
 
-    def _begin_due(self) -> None:
+    def begin_due(self) -> None:
+        """Connect to the ranks whose time has come."""
         now = time.monotonic()
-        for peer in [peer for peer, due in self._due.items() if due <= now]:
-            del self._due[peer]
+        for peer in [peer for peer, due in self.due.items() if due <= now]:
+            del self.due[peer]
             address = self._addresses[peer][0]
             family = socket.AF_UNIX if isinstance(address, str) else family_of(address[0])
             attempt = _Attempt(socket.socket(family, socket.SOCK_STREAM), peer)
-            self._start(attempt, self._connect(attempt.socket, peer))
+            self._attempts[attempt] = self._connect(attempt.socket, peer)
+            self._advance(attempt)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -225,19 +222,20 @@ class _Connecting:
                 continue
             if len(self._attempts) >= 2 * self._size + _STRANGERS:
                 self._drop_oldest()
-            attempt = _Attempt(connection)
-            self._start(attempt, self._answer(attempt))
-
-    def _start(self, attempt: _Attempt, steps: Steps[Connection]) -> None:
-        attempt.steps = steps
-        self._attempts[attempt] = None
-        self._advance(attempt)
+            attempt = _Attempt(connection, None)
+            self._attempts[attempt] = self._answer(attempt)
+            self._advance(attempt)
 
     def _advance(self, attempt: _Attempt) -> None:
         try:
-            events = next(attempt.steps)
+            events = next(self._attempts[attempt])
         except StopIteration as done:
-            self._keep(attempt, done.value)
+            self._forget(attempt)
+            connection: Connection = done.value
+            # A rank that connects again lost its first connection before it knew that this side had accepted it.
+            if connection.peer in self.connections:
+                self.connections[connection.peer].close()
+            self.connections[connection.peer] = connection
         except (OSError, Refused) as error:
             self._drop(attempt)
             if attempt.peer is not None:
@@ -268,13 +266,6 @@ class _Connecting:
         attempt.is_proven = True
         return (yield from self._details.exchange(attempt.socket, peer))
 
-    def _keep(self, attempt: _Attempt, connection: Connection) -> None:
-        self._forget(attempt)
-        # A rank that connects again lost its first connection before it knew that this side had accepted it.
-        if connection.peer in self._connections:
-            self._connections[connection.peer].close()
-        self._connections[connection.peer] = connection
-
     def _try_again(self, peer: int, error: OSError | Refused) -> None:
         is_passing = _is_passing(error)
         if isinstance(error, Refused) and not is_passing:
@@ -285,14 +276,14 @@ class _Connecting:
             if len(self._addresses[peer]) == 1:
                 raise Refused(self._problems[peer]) from error
             del self._addresses[peer][0]
-            self._due[peer] = 0.0
+            self.due[peer] = 0.0
             return
         pause = self._pauses.get(peer, _FIRST_PAUSE_SECONDS)
         self._pauses[peer] = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        self._due[peer] = time.monotonic() + pause
+        self.due[peer] = time.monotonic() + pause
 
-    def _lateness(self) -> str:
-        missing = [peer for peer in range(self._size) if peer != self._rank and peer not in self._connections]
+    def lateness(self) -> str:
+        missing = [peer for peer in range(self._size) if peer != self._rank and peer not in self.connections]
         problems = [self._problems[peer] for peer in missing if peer in self._problems]
         return "; ".join([f"no connection with ranks {missing} in time", *problems])
 
@@ -304,14 +295,14 @@ class _Connecting:
         return oldest is not None
 
     def _drop(self, attempt: _Attempt) -> None:
-        self._forget(attempt)
-        attempt.steps.close()
+        steps = self._forget(attempt)
+        steps.close()
         attempt.socket.close()
 
-    def _forget(self, attempt: _Attempt) -> None:
-        del self._attempts[attempt]
+    def _forget(self, attempt: _Attempt) -> Steps[Connection]:
         with suppress(KeyError):
             self._selector.unregister(attempt.socket)
+        return self._attempts.pop(attempt)
 
 
 def _is_passing(error: OSError | Refused) -> bool:

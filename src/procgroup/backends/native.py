@@ -12,9 +12,10 @@ import threading
 from collections.abc import Collection, Sequence
 
 from procgroup import _native, environ
+from procgroup.backends import peer_network
 from procgroup.backends.connecting import Details
 from procgroup.backends.native_group import NativeGroup, Subgroups, calls_in_progress, transport_between, world_identity
-from procgroup.backends.peer_network import Links, PeerNetwork, route_to
+from procgroup.backends.peer_network import Links, route_to
 from procgroup.cluster.control_group import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError, DistNetworkError
 from procgroup.groups.engine import FLUSH_SECONDS
@@ -46,10 +47,44 @@ def connect(
     cannot connect.
     """
     start_up.limit_connecting(timeout, _CONNECT_SECONDS)
-    network = PeerNetwork(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
+    key = hashlib.sha256(b"procgroup data key\0" + data_key).digest()
     job = hashlib.sha256(b"procgroup job\0" + data_key).hexdigest()[:10]
-    engine, group, hosts = _connect(network, group_name, environ.PROCGROUP_TRANSPORT.get(), global_ranks, job)
-    return WorldGroup(engine, group, hosts, name=name, group_name=group_name, global_ranks=global_ranks)
+    wanted = environ.PROCGROUP_TRANSPORT.get()
+    rank, size = start_up.me.rank, start_up.me.size
+    members = list(range(size))
+    identity = world_identity(group_name, members)
+    engine = make_engine(rank, size, wanted != "tcp", global_ranks, job=job)
+    problem = "PROCGROUP_TRANSPORT=tcp" if wanted == "tcp" else engine.arena_problem
+    try:
+        group = _native.Group(engine, identity, group_name, members, rank, [])
+    except (OSError, RuntimeError) as error:  # shared memory is refused: go on with memory of this process alone
+        problem = str(error)
+        engine.shutdown()
+        engine = make_engine(rank, size, False, global_ranks, job=job)
+        group = _native.Group(engine, identity, group_name, members, rank, [])
+    if not problem and engine.record_descriptor < 0:
+        problem = "there is no memory for the flight record"
+    offered = None if problem else (engine.arena_descriptor, engine.arena_bell, engine.record_descriptor)
+    route = None if wanted == "shm" else route_to(start_up.store)
+    try:
+        links = peer_network.connect(start_up, key, Details(group.offset, offered), route, problem)
+    except DistNetworkError as error:
+        if wanted != "shm":
+            raise
+        raise DistBackendError(
+            f"rank {rank} of {size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
+            f"{problem or error}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
+        ) from error
+    problem = start_up.agree("attached", _attach(engine, links, group)) or ""
+    if problem:
+        raise DistBackendError(f"rank {rank} of {size}: the ranks could not map each other's memory: {problem}")
+    together = [other for other, host in enumerate(links.hosts) if host == links.hosts[rank]]
+    if len(together) > 1:
+        engine.set_cores(_cores_together([links.cores[other] for other in together]), len(together))
+    log.debug(f"connected to {size - 1} ranks, of which {len(together) - 1} share memory with this one")
+    if rank == 0 and wanted != "tcp" and (apart := _ranks_apart(links)):
+        log.warning(apart)
+    return WorldGroup(engine, group, links.hosts, name=name, group_name=group_name, global_ranks=global_ranks)
 
 
 os.register_at_fork(after_in_child=_native.forget_own_threads)
@@ -198,48 +233,6 @@ def make_engine(
     if global_ranks is not None:
         engine.set_global_ranks(list(global_ranks))
     return engine
-
-
-def _connect(
-    network: PeerNetwork, group_name: str, wanted: str, global_ranks: Sequence[int] | None, job: str
-) -> tuple[_native.Engine, _native.Group, list[int]]:
-    """Connect to every rank; return this rank's engine, the group of all ranks, and the host of each rank."""
-    members = list(range(network.size))
-    identity = world_identity(group_name, members)
-    engine = make_engine(network.rank, network.size, wanted != "tcp", global_ranks, job=job)
-    problem = "PROCGROUP_TRANSPORT=tcp" if wanted == "tcp" else engine.arena_problem
-    try:
-        group = _native.Group(engine, identity, group_name, members, network.rank, [])
-    except (OSError, RuntimeError) as error:  # shared memory is refused: go on with memory of this process alone
-        problem = str(error)
-        engine.shutdown()
-        engine = make_engine(network.rank, network.size, False, global_ranks, job=job)
-        group = _native.Group(engine, identity, group_name, members, network.rank, [])
-    if not problem and engine.record_descriptor < 0:
-        problem = "there is no memory for the flight record"
-    offered = None if problem else (engine.arena_descriptor, engine.arena_bell, engine.record_descriptor)
-    details = Details(group.offset, offered)
-    try:
-        links = network.connect(details, None if wanted == "shm" else route_to(network.store), problem)
-    except DistNetworkError as error:
-        if wanted != "shm":
-            raise
-        raise DistBackendError(
-            f"rank {network.rank} of {network.size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
-            f"{problem or error}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
-        ) from error
-    problem = network.agree("attached", _attach(engine, links, group)) or ""
-    if problem:
-        raise DistBackendError(
-            f"rank {network.rank} of {network.size}: the ranks could not map each other's memory: {problem}"
-        )
-    together = [rank for rank, host in enumerate(links.hosts) if host == links.hosts[network.rank]]
-    if len(together) > 1:
-        engine.set_cores(_cores_together([links.cores[rank] for rank in together]), len(together))
-    log.debug(f"connected to {network.size - 1} ranks, of which {len(together) - 1} share memory with this one")
-    if network.rank == 0 and wanted != "tcp" and (apart := _ranks_apart(links)):
-        log.warning(apart)
-    return engine, group, links.hosts
 
 
 def _attach(engine: _native.Engine, links: Links, group: _native.Group) -> str | None:

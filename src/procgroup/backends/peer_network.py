@@ -20,8 +20,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from procgroup import environ
@@ -58,10 +57,6 @@ class Route(NamedTuple):
         """
         has_name = numeric(self.host) is None and self.host.lower() not in ("", "localhost")
         return self.host if has_name and _is_loopback(self.local) else self.local
-
-    def listen(self) -> socket.socket:
-        """Return a socket that listens on a free port at an address that the other ranks can reach."""
-        return listen(self.listening_host, 0)
 
     def address_of(self, published: str) -> str:
         """Return the address at which this rank reaches a rank that published its ``local``.
@@ -102,134 +97,77 @@ class Links(NamedTuple):
     """Why some rank has no memory to share; empty when all have."""
 
 
-class PeerNetwork:
-    """The connections of this rank with all others, made through one store.
+def connect(start_up: StartUp, key: bytes, details: Details, route: Route | None, problem: str = "") -> Links:
+    """Connect this rank to every other: by shared memory where both offer it and are on one host, else over TCP.
 
-    Every wait raises PeerLost or PeerFailed when another rank is lost, CollectiveTimeout when one is late.
+    ``key`` is the data key. ``details`` without an arena offer no memory, for the reason ``problem``; without ``route``
+    there is no TCP. Raises DistNetworkError when two ranks cannot be connected, PeerLost or PeerFailed when another
+    rank is lost, CollectiveTimeout when one is late.
     """
-
-    def __init__(self, start_up: StartUp, key: bytes) -> None:
-        self.start_up = start_up
-        self.key = key
-
-    @property
-    def rank(self) -> int:
-        return self.start_up.me.rank
-
-    @property
-    def size(self) -> int:
-        return self.start_up.me.size
-
-    @property
-    def store(self) -> Store:
-        return self.start_up.store
-
-    def connect(self, details: Details, route: Route | None, problem: str = "") -> Links:
-        """Connect to every rank: by shared memory where both offer it and are on one host, else over TCP.
-
-        ``details`` without an arena offer no memory, for the reason ``problem``; without ``route`` there is no TCP.
-        Raises DistNetworkError when two ranks cannot be connected.
-        """
-        with ExitStack() as stack:
-            entry: dict[str, Any] = {
-                "host": socket.gethostname(),
-                "host_id": environ.PROCGROUP_HOST_ID.get(),
-                "cores": sorted(os.sched_getaffinity(0)),
-                "problem": problem,
-            }
-            listeners = []
-            if details.arena is not None:
-                listener, entry["unix"] = stack.enter_context(_listening_unix())
-                listeners.append(listener)
-            if route is not None:
-                listeners.append(stack.enter_context(route.listen()))
-                entry["tcp"] = [route.local, listeners[-1].getsockname()[1]]
-            published = self._publish("links", entry)
-            addresses = [self._addresses_of(entry, other, route) for other in published]
-            connections = self._connect_all(listeners, addresses, details)
-        if isinstance(connections, str):
-            raise DistNetworkError(f"rank {self.rank} of {self.size}: the ranks cannot be connected: {connections}")
-        shared = sorted([self.rank, *(one.peer for one in connections if one.arena is not None)])
-        return Links(
-            connections,
-            hosts_of([json.loads(value) for value in self._exchange("shared", json.dumps(shared))]),
-            [_name_of(other) for other in published],
-            [list(other["cores"]) for other in published],
-            next((f"rank {rank}: {other['problem']}" for rank, other in enumerate(published) if other["problem"]), ""),
-        )
-
-    @staticmethod
-    def _addresses_of(mine: dict[str, Any], theirs: dict[str, Any], route: Route | None) -> list[Address]:
-        may_share = "unix" in mine and "unix" in theirs and mine["host_id"] == theirs["host_id"]
-        addresses: list[Address] = [theirs["unix"]] if may_share else []
-        if route is not None and "tcp" in theirs:
-            host, port = theirs["tcp"]
-            addresses.append([route.address_of(host), port])
-        return addresses
-
-    def agree(self, stage: str, problem: str | None) -> str | None:
-        """Publish the outcome of a stage; return the first problem of any rank, or None."""
-        with self.start_up.mapped_store_errors():
-            if problem is not None:
-                self.store.set(f"{stage}/failed", f"rank {self.rank}: {problem}")
-            self.store.set(f"{stage}/verdict/{self.rank}", problem or "")
-        verdicts = self.start_up.gather(f"{stage}/verdict")
-        return next((f"rank {rank}: {text.decode()}" for rank, text in enumerate(verdicts) if text), None)
-
-    def _publish(self, stage: str, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        return [json.loads(value) for value in self._exchange(stage, json.dumps(entry))]
-
-    def _exchange(self, stage: str, value: str) -> list[bytes]:
-        """Publish a value, and return those of all ranks once every rank has published one."""
-        with self.start_up.mapped_store_errors():
-            self.store.set(f"{stage}/{self.rank}", value)
-        return self.start_up.gather(stage)
-
-    def _connect_all(
-        self, listeners: list[socket.socket], addresses: list[list[Address]], details: Details
-    ) -> list[Connection] | str:
+    me = start_up.me
+    with ExitStack() as stack:
+        entry: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "host_id": environ.PROCGROUP_HOST_ID.get(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "problem": problem,
+        }
+        listeners = []
+        if details.arena is not None:
+            entry["unix"] = f"procgroup-{secrets.token_hex(16)}"
+            listeners.append(stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)))
+            listeners[-1].bind(b"\0" + entry["unix"].encode())
+            listeners[-1].listen(_BACKLOG)
+        if route is not None:
+            # At a free port, at an address that the other ranks can reach.
+            listeners.append(stack.enter_context(listen(route.listening_host, 0)))
+            entry["tcp"] = [route.local, listeners[-1].getsockname()[1]]
+        published = [json.loads(value) for value in start_up.exchange("links", json.dumps(entry))]
+        addresses = [_addresses_of(entry, other, route) for other in published]
+        failure: str | None = None
         connections: list[Connection] = []
-        problem: str | None = None
-        left = self.start_up.left()
+        left = start_up.left()
         try:
             for peer, candidates in enumerate(addresses):
-                if peer != self.rank and not candidates:
+                if peer != me.rank and not candidates:
                     raise Refused(f"rank {peer} offers neither memory nor a socket that this rank can use")
             connections = connect_all(
-                self.rank,
-                self.size,
+                me.rank,
+                me.size,
                 listeners,
                 addresses,
-                key=self.key,
+                key=key,
                 details=details,
                 deadline=time.monotonic() + max(left - _EXCHANGE_SECONDS, 0.9 * left),
-                look=lambda: self._raise_reported("links"),
+                look=lambda: start_up.raise_if_failed("links"),
             )
         except (OSError, DistNetworkError) as error:
-            problem = str(error)
-        return self._keep_unless("links", problem, connections)
-
-    def _raise_reported(self, stage: str) -> None:
-        """Raise Refused when another rank has reported that it cannot connect: it does not wait for this one.
-
-        Raises PeerLost or PeerFailed when a rank is lost.
-        """
-        self.start_up.raise_if_lost()
-        with self.start_up.mapped_store_errors():
-            if self.store.check([f"{stage}/failed"]):
-                raise Refused(self.store.get(f"{stage}/failed").decode())
-
-    def _keep_unless(self, stage: str, problem: str | None, connections: list[Connection]) -> list[Connection] | str:
-        """Agree with the others; return the connections, or close them and return the first problem of any rank."""
+            failure = str(error)
         try:
-            first = self.agree(stage, problem)
+            failure = start_up.agree("links", failure)
+            if failure is not None:
+                raise DistNetworkError(f"rank {me.rank} of {me.size}: the ranks cannot be connected: {failure}")
         except BaseException:
-            _close(connections)
+            for connection in connections:
+                connection.close()
             raise
-        if first is None:
-            return connections
-        _close(connections)
-        return first
+    shared = sorted([me.rank, *(one.peer for one in connections if one.arena is not None)])
+    return Links(
+        connections,
+        hosts_of([json.loads(value) for value in start_up.exchange("shared", json.dumps(shared))]),
+        [_name_of(other) for other in published],
+        [list(other["cores"]) for other in published],
+        next((f"rank {rank}: {other['problem']}" for rank, other in enumerate(published) if other["problem"]), ""),
+    )
+
+
+def _addresses_of(mine: dict[str, Any], theirs: dict[str, Any], route: Route | None) -> list[Address]:
+    may_share = "unix" in mine and "unix" in theirs and mine["host_id"] == theirs["host_id"]
+    addresses: list[Address] = [theirs["unix"]] if may_share else []
+    if route is not None and "tcp" in theirs:
+        host, port = theirs["tcp"]
+        addresses.append([route.address_of(host), port])
+    return addresses
 
 
 def hosts_of(shared: list[list[int]]) -> list[int]:
@@ -244,17 +182,3 @@ def hosts_of(shared: list[list[int]]) -> list[int]:
 def _name_of(entry: dict[str, Any]) -> str:
     host, host_id = str(entry["host"]), str(entry["host_id"])
     return f"{host} (PROCGROUP_HOST_ID {host_id})" if host_id else host
-
-
-def _close(connections: list[Connection]) -> None:
-    for connection in connections:
-        connection.close()
-
-
-@contextmanager
-def _listening_unix() -> Iterator[tuple[socket.socket, str]]:
-    address = f"procgroup-{secrets.token_hex(16)}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(b"\0" + address.encode())
-        listener.listen(_BACKLOG)
-        yield listener, address

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 from procgroup.backends import mpi, nccl, nccl_library
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import AnyBackend, Backend
-from procgroup.groups.engine import GroupEngine
 from procgroup.stores.prefix import PrefixStore
-from procgroup.stores.start_up import StartUp
 from procgroup.stores.store import Store
 
 DEFAULT = "gloo"
@@ -163,27 +161,3 @@ def check_engine(size: int) -> None:
             f"procgroup's native engine cannot be loaded ({error}), and a group of {size} ranks needs it. "
             "Build and install the package: pip install ."
         ) from error
-
-
-def create(
-    config: BackendConfig,
-    start_up: StartUp,
-    *,
-    group_name: str,
-    timeout: float,
-    data_key: bytes,
-    global_ranks: Sequence[int] | None = None,
-) -> GroupEngine:
-    """Make the engine of a group of several ranks that have joined."""
-    from procgroup.backends import native
-
-    return native.connect(
-        start_up, name=config.name, group_name=group_name, timeout=timeout, data_key=data_key, global_ranks=global_ranks
-    )
-
-
-def create_alone(config: BackendConfig, *, group_name: str) -> GroupEngine:
-    """Make the engine of a group of one rank."""
-    from procgroup.backends import native
-
-    return native.alone(name=config.name, group_name=group_name)

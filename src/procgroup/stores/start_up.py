@@ -4,7 +4,7 @@ The ranks of a new group wait for each other's keys. A rank that has ended never
 key ``lost`` when the process of a rank ends, and every wait for keys is also a wait for ``lost``::
 
     enter           let the store set "lost" to this rank's record when its connection ends    set_on_disconnect
-    gather          wait for the keys of all ranks, or "lost"                                   get_unless
+    exchange        set this rank's key, and wait for those of all ranks, or "lost"             set, get_unless
     report_failure  set "lost" to this rank's record and the reason why its start failed        compare_set
     leave           withdraw the record: this rank's end no longer concerns the start           OnDisconnect.withdraw
 
@@ -29,6 +29,7 @@ from procgroup.errors import (
     OperationError,
     PeerFailed,
     PeerLost,
+    Refused,
     StoreLost,
     StoreTimeout,
 )
@@ -192,6 +193,30 @@ class StartUp:
         if isinstance(found, bytes):
             raise self._error_of(found)
         return found[0]
+
+    def exchange(self, stage: str, value: str) -> list[bytes]:
+        """Publish a value, and return those of all ranks once every rank has published one. Raises as ``gather``."""
+        with self.mapped_store_errors():
+            self.store.set(f"{stage}/{self.me.rank}", value)
+        return self.gather(stage)
+
+    def agree(self, stage: str, problem: str | None) -> str | None:
+        """Publish the outcome of a stage; return the first problem of any rank, or None. Raises as ``gather``.
+
+        Ranks that are still in the stage find a problem at ``stage/failed``, see ``raise_if_failed``.
+        """
+        if problem is not None:
+            with self.mapped_store_errors():
+                self.store.set(f"{stage}/failed", f"rank {self.me.rank}: {problem}")
+        outcomes = self.exchange(f"{stage}/verdict", problem or "")
+        return next((f"rank {rank}: {text.decode()}" for rank, text in enumerate(outcomes) if text), None)
+
+    def raise_if_failed(self, stage: str) -> None:
+        """Raise Refused when another rank has a problem with the stage, PeerLost or PeerFailed when one is lost."""
+        self.raise_if_lost()
+        with self.mapped_store_errors():
+            if self.store.check([f"{stage}/failed"]):
+                raise Refused(self.store.get(f"{stage}/failed").decode())
 
     def gather(self, stage: str) -> list[bytes]:
         """Return the values of ``stage/rank`` for all ranks.
