@@ -37,7 +37,7 @@ METHODS = {
     "collectives": f'''"""The methods of a process group that copy arrays from rank to rank, and barriers.
 
 Ranks in their arguments are group ranks. ``timeout`` is a timedelta or seconds; None means that of ``with
-timeout(...)`` or else the group's, as procgroup.timeouts says. Each method returns None when the call has completed or,
+timeout(...)`` or else the group's, as procgroup.timeout says. Each method returns None when the call has completed or,
 with ``async_op=True``, a Work.
 
 {NOTE}
@@ -93,7 +93,7 @@ API = {
 ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
 
 Each returns None when the call has completed or, with ``async_op=True``, a Work. ``timeout`` is a timedelta or
-seconds; None means that of ``with timeout(...)`` or else the group's: see procgroup.timeouts. A rank that is not in the
+seconds; None means that of ``with timeout(...)`` or else the group's: see procgroup.timeout. A rank that is not in the
 group is warned, and nothing happens.
 
 {NOTE}

@@ -7,7 +7,7 @@ using namespace nanobind::literals;
 namespace procgroup {
 namespace {
 
-// The context variable of procgroup.timeouts, once it has been set for the first time. Kept until the process ends: it
+// The context variable of procgroup.timeout, once it has been set for the first time. Kept until the process ends: it
 // is read under the interpreter's lock alone.
 PyObject* variable = nullptr;
 

@@ -41,7 +41,7 @@ _NAMES_OF_MODULES = {
     "groups.group": "ProcessGroup",
     "launch.ranks.preemption": "on_preemption preempted",
     "launch.output.progress": "report",
-    "launch.failures.error_file": "record",
+    "process.error_file": "record",
     "launch.spawning.spawn": "ProcessContext spawn start_processes",
     "parallel.mesh": "DeviceMesh init_device_mesh",
     "rendezvous.handlers": "register_rendezvous_handler rendezvous",
@@ -53,7 +53,7 @@ _NAMES_OF_MODULES = {
     "stores.redis": "RedisStore",
     "stores.store": "Store",
     "stores.tcp": "TCPStore",
-    "timeouts": "timeout",
+    "process.timeouts": "timeout",
     "types": "ReduceOp",
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names.split()}

@@ -111,7 +111,6 @@ from procgroup.errors import StoreTimeout as StoreTimeout
 from procgroup.errors import UnpicklingFailed as UnpicklingFailed
 from procgroup.errors import WaitTimeout as WaitTimeout
 from procgroup.groups.group import ProcessGroup as ProcessGroup
-from procgroup.launch.failures.error_file import record as record
 from procgroup.launch.output.progress import report as report
 from procgroup.launch.ranks.preemption import on_preemption as on_preemption
 from procgroup.launch.ranks.preemption import preempted as preempted
@@ -120,6 +119,8 @@ from procgroup.launch.spawning.spawn import spawn as spawn
 from procgroup.launch.spawning.spawn import start_processes as start_processes
 from procgroup.parallel.mesh import DeviceMesh as DeviceMesh
 from procgroup.parallel.mesh import init_device_mesh as init_device_mesh
+from procgroup.process.error_file import record as record
+from procgroup.process.timeouts import timeout as timeout
 from procgroup.rendezvous.handlers import register_rendezvous_handler as register_rendezvous_handler
 from procgroup.rendezvous.handlers import rendezvous as rendezvous
 from procgroup.rendezvous.tasks import MPIStore as MPIStore
@@ -131,7 +132,6 @@ from procgroup.stores.prefix import PrefixStore as PrefixStore
 from procgroup.stores.redis import RedisStore as RedisStore
 from procgroup.stores.store import Store as Store
 from procgroup.stores.tcp import TCPStore as TCPStore
-from procgroup.timeouts import timeout as timeout
 from procgroup.types import ReduceOp as ReduceOp
 
 __version__: str

@@ -16,7 +16,7 @@ from world import run_command
 pytestmark = pytest.mark.torch
 
 BREAK_THE_ENGINE = "import sys\nsys.modules['procgroup._native'] = None\n"
-BREAK_ALL = "import sys\nsys.modules['procgroup.environ'] = None\n"
+BREAK_ALL = "import sys\nsys.modules['procgroup.process.environ'] = None\n"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_import_torch_loads_no_engine_and_no_group(installed: Path) -> None:
     source = "import torch, sys; print({name for name in sys.modules if name.partition('.')[0] == 'procgroup'})"
     done = run_program(installed, source)
     assert done.stderr == ""
-    own = {f"procgroup.{name}" for name in ("environ", "lazy_names", "torch_plugin")}
+    own = {f"procgroup.{name}" for name in ("process", "process.environ", "lazy_names", "torch_plugin")}
     assert eval(done.stdout) == {"procgroup", *own}
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from procgroup import _native, environ
+from procgroup import _native
 from procgroup.api.default_group import Group, is_foreign, resolve
 from procgroup.backends import registry
+from procgroup.process import environ
 from procgroup.types import AnyReduceOp, PremulSum
 
 

@@ -16,7 +16,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout | None = None, wait_
 
     Every rank that waits raises it with all missing ranks, whichever rank's deadline passes first, so
     ``wait_all_ranks`` changes nothing. A rank that is late raises an error in its next call at the latest. Raises
-    PeerLost at once when a rank's process ended. ``timeout`` is a timedelta or seconds; None: see procgroup.timeouts.
+    PeerLost at once when a rank's process ended. ``timeout`` is a timedelta or seconds; None: see procgroup.timeout.
     """
     chosen = choose(group, "monitored_barrier")
     if chosen is None:
@@ -47,7 +47,7 @@ class rank_first:  # noqa: N801 - used as a function
     the exception goes on, and the others raise PeerFailed with its text at once; they raise PeerLost when the rank's
     process ends, and CollectiveMismatch when it makes a call of the same group in the block.
     The first rank waits at the end of the block until all others have come, for at most ``timeout``, a timedelta or
-    seconds (None: see procgroup.timeouts); then it raises CollectiveTimeout that names the missing ranks. A rank that
+    seconds (None: see procgroup.timeout); then it raises CollectiveTimeout that names the missing ranks. A rank that
     is not in the group is warned, and runs the block. Raises ValueError for a rank that is not in the group.
     """
 

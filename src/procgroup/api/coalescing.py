@@ -14,7 +14,7 @@ from procgroup.api.default_group import Group, choose, resolve
 from procgroup.api.reductions import SUM
 from procgroup.groups import checks
 from procgroup.groups.future import Future
-from procgroup.timeouts import timeout as context_of
+from procgroup.process.timeouts import timeout as context_of
 from procgroup.types import AnyReduceOp, Array, Arrays, Timeout
 
 if TYPE_CHECKING:

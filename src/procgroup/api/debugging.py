@@ -8,9 +8,9 @@ import traceback
 from collections import Counter
 from enum import IntEnum
 
-from procgroup import environ
 from procgroup.api import default_group
 from procgroup.api.collectives import barrier
+from procgroup.process import environ
 from procgroup.types import Timeout
 
 

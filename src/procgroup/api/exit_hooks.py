@@ -22,11 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from procgroup.environ import TORCHELASTIC_ERROR_FILE
 from procgroup.errors import DistError
 from procgroup.groups.engine import FLUSH_SECONDS
 from procgroup.groups.group import ProcessGroup
 from procgroup.process import exit_reason, log, process_end, state
+from procgroup.process.environ import TORCHELASTIC_ERROR_FILE
 from procgroup.process.exit_reason import ExitReason
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
@@ -177,7 +177,7 @@ def _record(error: BaseException) -> None:
     """Leave a record of the exception that ends this process to its launcher."""
     if TORCHELASTIC_ERROR_FILE.is_set() and isinstance(error, Exception):
         with _recording():
-            from procgroup.launch.failures import error_file  # needed after a failure only
+            from procgroup.process import error_file  # needed after a failure only
 
             error_file.leave(error)
 
@@ -210,7 +210,7 @@ def _end_after_the_cause() -> None:
         origin = exit_reason.origin_of(error)
     elif lost is not None and TORCHELASTIC_ERROR_FILE.is_set():
         with _recording():
-            from procgroup.launch.failures import error_file
+            from procgroup.process import error_file
 
             error_file.leave_text(lost.text, origin)
     if lost is not None and origin.kind == exit_reason.PEER and origin.peer in (None, lost.rank):

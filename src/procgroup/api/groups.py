@@ -24,7 +24,7 @@ from procgroup.api.options import read_backend, read_deterministic, read_timeout
 from procgroup.api.ranks import get_process_group_ranks, get_world_size
 from procgroup.backends import registry
 from procgroup.cluster.accelerators import visible_gpus
-from procgroup.failure_text import name_ranks
+from procgroup.errors.texts import name_ranks
 from procgroup.groups import checks
 from procgroup.groups.backend import MakeBackends
 from procgroup.groups.group import ProcessGroup

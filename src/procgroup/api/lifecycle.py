@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from procgroup import environ, types
+from procgroup import types
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.options import NCCL_TIMEOUT, Timeouts, read_backend, read_deterministic, read_timeouts
@@ -24,7 +24,7 @@ from procgroup.errors import (
     RendezvousTimeout,
 )
 from procgroup.groups.group import ProcessGroup
-from procgroup.process import log, process_end
+from procgroup.process import environ, log, process_end
 from procgroup.rendezvous import hosting, urls
 from procgroup.rendezvous.handlers import rendezvous
 from procgroup.rendezvous.join import World, join

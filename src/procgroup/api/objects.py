@@ -8,7 +8,7 @@ nothing on CPUs. Unpickling runs code that the sender chooses: with ``safe=True`
 On every call: TypeError and its like for an object that cannot be pickled, on its own rank, and PicklingFailed on
 the others; UnpicklingFailed, which names the sender and the type, where an object cannot be unpickled. After
 these the group can still be used. ``timeout`` is a timedelta or seconds for all of the call; None: see
-procgroup.timeouts.
+procgroup.timeout.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from procgroup import types
 from procgroup.backends import nccl_library, registry
-from procgroup.timeouts import context_timeout
+from procgroup.process.timeouts import context_timeout
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
 default_pg_timeout = DEFAULT_TIMEOUT

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from procgroup.cluster import task_launcher
-from procgroup.environ import PROCGROUP_NOTICE, TORCHELASTIC_RUN_ID
+from procgroup.process.environ import PROCGROUP_NOTICE, TORCHELASTIC_RUN_ID
 from procgroup.process.process_end import FAILED_SECONDS, Lost, wait_for_others
 
 # How long the launcher is given to see that a process has ended, if it does not collect it.

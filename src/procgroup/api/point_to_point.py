@@ -158,7 +158,7 @@ class P2POp:
 def batch_isend_irecv(p2p_op_list: list[P2POp], timeout: Timeout | None = None) -> list[Work]:
     """Start all messages of the list; return one Work for each, in the order of the list.
 
-    ``timeout``, a timedelta or seconds, is that of each message; None: see procgroup.timeouts.
+    ``timeout``, a timedelta or seconds, is that of each message; None: see procgroup.timeout.
     Raises ValueError for anything but a list of P2POp of one group, IndexError for an empty list, and what ``isend``
     and ``irecv`` raise. All are checked before the first is started.
     """

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from procgroup import environ
 from procgroup.api.default_group import Group, is_foreign, resolve
 from procgroup.groups.group import ProcessGroup
+from procgroup.process import environ
 
 SOURCE = ("src", "group_src")
 DESTINATION = ("dst", "group_dst")

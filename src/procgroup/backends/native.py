@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Collection, Sequence
 
-from procgroup import _native, environ
+from procgroup import _native
 from procgroup.backends import peer_network
 from procgroup.backends.connecting import Details
 from procgroup.backends.native_group import NativeGroup, Subgroups, calls_in_progress, transport_between, world_identity
@@ -19,7 +19,7 @@ from procgroup.backends.peer_network import Links, route_to
 from procgroup.cluster.control_group import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError, DistNetworkError
 from procgroup.groups.engine import FLUSH_SECONDS
-from procgroup.process import flight_records, log, stack_signal
+from procgroup.process import environ, flight_records, log, stack_signal
 from procgroup.process.exit_reason import ExitReason
 from procgroup.process.process_end import note_failure, wait_for_others
 from procgroup.stores.start_up import StartUp

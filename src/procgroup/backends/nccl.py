@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from procgroup import environ
 from procgroup.backends import nccl_library
 from procgroup.errors import DistBackendError, StoreLost
 from procgroup.groups.backend import Awaited
+from procgroup.process import environ
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
 

@@ -23,9 +23,9 @@ import time
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from procgroup import environ
 from procgroup.backends.connecting import Address, Connection, Details, connect_all
 from procgroup.errors import DistNetworkError, Refused
+from procgroup.process import environ
 from procgroup.stores.addresses import listen, numeric
 from procgroup.stores.start_up import StartUp
 from procgroup.stores.store import Store

@@ -11,11 +11,11 @@ import os
 import socket
 from collections.abc import Sequence
 
-from procgroup import _native, environ
+from procgroup import _native
 from procgroup.backends.native import WorldGroup, make_engine
 from procgroup.backends.native_group import world_identity
 from procgroup.errors import DistBackendError
-from procgroup.process import log
+from procgroup.process import environ, log
 
 TRANSPORTS = ("auto", "shm", "tcp")
 

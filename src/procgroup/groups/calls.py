@@ -11,7 +11,7 @@ from procgroup.groups import checks
 from procgroup.groups.issue import Issue, QueuedCall
 from procgroup.groups.reductions import RETAINING, Reductions
 from procgroup.process import exit_reason
-from procgroup.timeouts import seconds_in_force
+from procgroup.process.timeouts import seconds_in_force
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp, Timeout
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class GroupCalls(Reductions):
     members: tuple[int, ...]
 
     def seconds_of(self, timeout: Timeout | None) -> float:
-        """Return how many seconds a call with this timeout may take: see procgroup.timeouts."""
+        """Return how many seconds a call with this timeout may take: see procgroup.timeout."""
         return seconds_in_force(timeout, self._seconds)
 
     @overload

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.cluster.addresses import without_password
 from procgroup.cluster.topology import format_cpus
-from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
 from procgroup.launch.deadlines import RESOLVE_SECONDS
 from procgroup.launch.hosted_store import ReservedPort, WorkerStore
 from procgroup.launch.job_plan import JobPlan
 from procgroup.launch.output.sinks import flush, move_bytes, open_sinks
 from procgroup.launch.program import CommandProgram, Round
+from procgroup.process.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
 from procgroup.stores import addresses
 from procgroup.types import Endpoint
 

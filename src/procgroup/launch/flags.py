@@ -18,7 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from procgroup.cluster.control_group import usable_cores
-from procgroup.environ import (
+from procgroup.launch.output.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
+from procgroup.process.environ import (
     PROCGROUP_JOB_KEY,
     PROCGROUP_TRANSPORT,
     PROCGROUP_WAIT_REPORT_SECONDS,
@@ -26,7 +27,6 @@ from procgroup.environ import (
     Variable,
     launcher_flag,
 )
-from procgroup.launch.output.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
 if TYPE_CHECKING:
     from procgroup.cluster.addresses import Host

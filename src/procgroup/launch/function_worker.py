@@ -11,8 +11,8 @@ import pickle
 import sys
 from pathlib import Path
 
-from procgroup.environ import RANK
-from procgroup.launch.failures.error_file import record, traceback_of
+from procgroup.process.environ import RANK
+from procgroup.process.error_file import record, traceback_of
 
 
 def main(folder: Path) -> int:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup import _native
-from procgroup.environ import PROCGROUP_JOB_KEY, Variable
 from procgroup.process import log
+from procgroup.process.environ import PROCGROUP_JOB_KEY, Variable
 
 if TYPE_CHECKING:
     from procgroup.stores.tcp import StoreServer

@@ -17,8 +17,8 @@ import os
 from signal import Signals
 from typing import Literal, NamedTuple
 
-from procgroup.environ import PYTHON_EXEC
 from procgroup.launch.flags import NodeRange, refuse
+from procgroup.process.environ import PYTHON_EXEC
 
 DEFAULT_MASTER_PORT = 29500
 """Where the nodes of a static job meet when no port is given, as with torchrun."""

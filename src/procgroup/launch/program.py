@@ -6,7 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from procgroup.environ import (
+from procgroup.launch.hosted_store import HostedStore, ReservedPort, WorkerStore
+from procgroup.launch.job_plan import JobPlan
+from procgroup.launch.output.job_output import JobOutput, Place
+from procgroup.launch.ranks.placement import Placement
+from procgroup.launch.ranks.rank_process import RankPlan, describe_error
+from procgroup.process.environ import (
     PROCGROUP_JOB_KEY,
     PROCGROUP_NOTICE,
     PROCGROUP_REPLACE_GLOO,
@@ -14,11 +19,6 @@ from procgroup.environ import (
     PROCGROUP_REPORT_SOCKET,
     PROCGROUP_STORE_KEY,
 )
-from procgroup.launch.hosted_store import HostedStore, ReservedPort, WorkerStore
-from procgroup.launch.job_plan import JobPlan
-from procgroup.launch.output.job_output import JobOutput, Place
-from procgroup.launch.ranks.placement import Placement
-from procgroup.launch.ranks.rank_process import RankPlan, describe_error
 
 
 class Round(NamedTuple):

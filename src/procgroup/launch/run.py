@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procgroup.cluster.control_group import usable_cores
-from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
 from procgroup.launch import flags
 from procgroup.launch.output.sinks import say
+from procgroup.process.environ import OMP_NUM_THREADS, PYTHON_EXEC
 
 if TYPE_CHECKING:
     from procgroup.launch.job_plan import JobPlan

@@ -23,8 +23,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from procgroup import environ
-from procgroup.process import state
+from procgroup.process import environ, state
 
 SUFFIX = ".record"
 KEPT_JOBS = 16

@@ -13,8 +13,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from procgroup import environ
-from procgroup.process import state
+from procgroup.process import environ, state
 
 if TYPE_CHECKING:
     import logging

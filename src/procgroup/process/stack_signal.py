@@ -14,8 +14,8 @@ import os
 import signal
 from pathlib import Path
 
-from procgroup import _native, environ
-from procgroup.process import state
+from procgroup import _native
+from procgroup.process import environ, state
 
 
 def install() -> None:

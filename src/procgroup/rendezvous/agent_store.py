@@ -20,8 +20,9 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-from procgroup import environ, types
+from procgroup import types
 from procgroup.errors import DistError, DistNetworkError, RendezvousError, RendezvousTimeout
+from procgroup.process import environ
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 from procgroup.stores.tcp import TCPStore

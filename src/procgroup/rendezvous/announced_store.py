@@ -16,10 +16,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from procgroup import environ, types
+from procgroup import types
 from procgroup.cluster import mpi, pmi, pmix, task_launcher
 from procgroup.cluster.task_launcher import Task
 from procgroup.errors import DistNetworkError, RendezvousError, RendezvousTimeout
+from procgroup.process import environ
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 from procgroup.types import Timeout

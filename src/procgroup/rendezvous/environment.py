@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from procgroup import environ
 from procgroup.errors import IncompleteEnvironment
+from procgroup.process import environ
 from procgroup.rendezvous import hosting, urls
 from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_TIMEOUT, Timeout

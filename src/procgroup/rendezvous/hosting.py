@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from procgroup import environ, types
+from procgroup import types
 from procgroup.errors import DistError, DistNetworkError, RendezvousConflict
-from procgroup.process import log
+from procgroup.process import environ, log
 from procgroup.stores.start_up import Member, read_member
 from procgroup.stores.store import Store
 from procgroup.types import Timeout

@@ -46,7 +46,7 @@ from procgroup.errors import (
     StoreLost,
     StoreTimeout,
 )
-from procgroup.failure_text import name_ranks
+from procgroup.errors.texts import name_ranks
 from procgroup.process import log, process_end
 from procgroup.rendezvous import hosting
 from procgroup.stores.start_up import Member, StartUp, read_members

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import os
 
-from procgroup import environ
 from procgroup.cluster import kubernetes, slurm, task_launcher
 from procgroup.cluster.task_launcher import Task
 from procgroup.errors import RendezvousConflict
+from procgroup.process import environ
 from procgroup.rendezvous import announced_store, hosting
 from procgroup.stores.store import Store
 from procgroup.types import Endpoint, Timeout

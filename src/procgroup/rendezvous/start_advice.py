@@ -6,9 +6,9 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from procgroup import environ
 from procgroup.cluster import task_launcher
 from procgroup.cluster.task_launcher import Task
+from procgroup.process import environ
 
 _LONGEST_COMMAND = 300
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, Self
 
 from procgroup.errors import DistStoreError, StoreLimitError, StoreTimeout
-from procgroup.timeouts import seconds_in_force
+from procgroup.process.timeouts import seconds_in_force
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, as_timedelta, seconds
 
 if TYPE_CHECKING:

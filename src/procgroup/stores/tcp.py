@@ -17,9 +17,9 @@ from contextlib import suppress
 from copy import copy
 from typing import Self
 
-from procgroup import _native, environ
+from procgroup import _native
 from procgroup.errors import DistNetworkError, DistStoreError, StoreTimeout
-from procgroup.process import log, state
+from procgroup.process import environ, log, state
 from procgroup.process.process_end import (
     LATE_SECONDS,
     at_process_end,

@@ -43,7 +43,7 @@ def _register() -> None:
         return
     if NAME not in distributed.Backend.backend_list:
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    from procgroup.environ import PROCGROUP_REPLACE_GLOO, PROCGROUP_REPLACE_NCCL
+    from procgroup.process.environ import PROCGROUP_REPLACE_GLOO, PROCGROUP_REPLACE_NCCL
 
     _name_ranks(sys.modules.get("torch.distributed.rendezvous"))
 

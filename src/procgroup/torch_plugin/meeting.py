@@ -23,7 +23,7 @@ import torch.distributed as distributed
 
 from procgroup import types
 from procgroup.errors import DistError, DistNetworkError, RendezvousTimeout
-from procgroup.failure_text import name_ranks
+from procgroup.errors.texts import name_ranks
 from procgroup.rendezvous.agent_store import host_of_this_process, host_recorded_store, join_recorded_store
 from procgroup.stores.store import Store
 from procgroup.torch_plugin.rendezvous_patch import FAILED, HERE, PREFIX, read_failure

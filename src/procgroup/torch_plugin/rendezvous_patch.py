@@ -21,7 +21,8 @@ from typing import Any
 import torch.distributed as distributed
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
-from procgroup import environ, errors
+from procgroup import errors
+from procgroup.process import environ
 from procgroup.rendezvous import hosting
 
 PREFIX = "procgroup/start/"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import procgroup
-from procgroup.launch.failures.error_file import (
+from procgroup.launch.failures.failure import Failure
+from procgroup.process.error_file import (
     MAX_FILE_BYTES,
     ErrorRecord,
     leave,
@@ -21,7 +22,6 @@ from procgroup.launch.failures.error_file import (
     read_origin,
     write_error_file,
 )
-from procgroup.launch.failures.failure import Failure
 from procgroup.process.exit_reason import CALL, PEER, Origin
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in main\n    f()\nValueError: boom\n'

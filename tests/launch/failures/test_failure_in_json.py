@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procgroup.cluster.control_group import OutOfMemoryKills
-from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.failure import Failure
+from procgroup.process.error_file import ErrorRecord
 from procgroup.process.exit_reason import PEER, Origin
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\nValueError: boom\n'

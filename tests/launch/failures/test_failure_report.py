@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from procgroup.cluster.control_group import OutOfMemoryKills
-from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.report import Failure, describe, first_failure
+from procgroup.process.error_file import ErrorRecord
 from procgroup.process.exit_reason import PEER, Origin
 from world import free_port, run_command
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import describe, first_failure
+from procgroup.process.error_file import ErrorRecord
 from procgroup.process.exit_reason import CALL, PEER, Origin
 
 GLOO = (

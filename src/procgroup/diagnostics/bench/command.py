@@ -23,8 +23,8 @@ from procgroup.diagnostics.bench import installed
 from procgroup.diagnostics.bench.peer import Peer
 from procgroup.diagnostics.bench.report import Report, draw, parse_size, require_matplotlib, show
 from procgroup.diagnostics.bench.rounds import InterleavedRun, connect_all
-from procgroup.environ import RANK
 from procgroup.errors import PeerFailure
+from procgroup.process.environ import RANK
 
 OPERATIONS = (
     "all_reduce",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TextIO
 
-from procgroup.environ import NO_COLOR, TERM
+from procgroup.process.environ import NO_COLOR, TERM
 
 FORMAT = 1
 """The version of the JSON document: raised when a field changes its meaning or is removed."""

@@ -32,9 +32,9 @@ from procgroup.cluster.topology import format_cpus
 from procgroup.diagnostics.doctor import interfaces, links, machine, reachability, software
 from procgroup.diagnostics.doctor.findings import Section
 from procgroup.diagnostics.doctor.system_files import read_text
-from procgroup.environ import PROCGROUP_HOST_ID
 from procgroup.errors import DistError, StoreTimeout
 from procgroup.groups.group import ProcessGroup
+from procgroup.process.environ import PROCGROUP_HOST_ID
 from procgroup.stores.addresses import source_address
 from procgroup.stores.store import Store
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from procgroup import environ
 from procgroup.cluster import task_launcher
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
-from procgroup.environ import Variable
+from procgroup.process import environ
+from procgroup.process.environ import Variable
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _LEFT_OVER = "Start the program with its launcher, or unset the variable if another job has left it in this shell"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from procgroup.diagnostics.recorded_job.job import MAKES_GROUP, Call, Job, Rank
-from procgroup.failure_text import name_ranks
+from procgroup.errors.texts import name_ranks
 from procgroup.process.exit_reason import CALL, OWN
 
 # A live rank that has waited no longer than this is no finding: every rank waits a little.

@@ -18,7 +18,7 @@ from typing import Any
 from procgroup.diagnostics.recorded_job import reading
 from procgroup.diagnostics.recorded_job.text import as_text
 from procgroup.diagnostics.top.watch import Look, Watch, plain
-from procgroup.environ import TERM
+from procgroup.process.environ import TERM
 
 FLAGS = {
     "--once": "print one table as text, and end",

@@ -11,7 +11,8 @@ show one. ``is_consequence`` and the functions below it read them; no other modu
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from procgroup.process.error_file import without_own_frames
 
 TAIL_LINES = 15
 """How many last lines of stderr are shown when there is no traceback."""
@@ -35,9 +36,6 @@ _CHAINS = (
     "\nDuring handling of the above exception, another exception occurred:\n\n",
     "\nThe above exception was the direct cause of the following exception:\n\n",
 )
-_OWN_FRAME = re.compile(
-    rf'^  File "{re.escape(str(Path(__file__).parent.parent))}/[^"]*", .*\n(?:    .*\n)*', re.MULTILINE
-)
 
 
 def last_traceback(text: str) -> str:
@@ -52,11 +50,6 @@ def last_traceback(text: str) -> str:
     while headers and any(text.endswith(chain, 0, start) for chain in _CHAINS):
         start = headers.pop()
     return without_own_frames(text[start:])
-
-
-def without_own_frames(traceback: str) -> str:
-    """Return a traceback without the launcher's frames."""
-    return _OWN_FRAME.sub("", traceback)
 
 
 def exceptions(traceback: str) -> list[str]:
@@ -87,17 +80,6 @@ def abort_reason(text: str) -> str:
 def last_lines(text: str) -> str:
     """Return the last TAIL_LINES lines of a text."""
     return "".join(text.splitlines(keepends=True)[-TAIL_LINES:])
-
-
-def cut_middle(text: str, most: int) -> str:
-    """Shorten a text to about ``most`` bytes of UTF-8: its beginning, a line with the number of bytes cut, its end."""
-    data = text.encode(errors="replace")
-    if len(data) <= most:
-        return text
-    half = most // 2
-    begin, end = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
-    # Indented, so that it cannot be taken for the exception's line.
-    return f"{begin}\n    ... {len(data) - 2 * half} bytes are left out here ...\n{end}"
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.launch.failures import evidence
-from procgroup.launch.failures.error_file import ErrorRecord, origin_as_json, read_origin
 from procgroup.launch.failures.evidence import (
     EXCEPTION_LINE,
     exception_name,
@@ -17,6 +16,7 @@ from procgroup.launch.failures.evidence import (
     says_connection_lost,
     says_peer_lost,
 )
+from procgroup.process.error_file import ErrorRecord, cut_middle, origin_as_json, read_origin
 from procgroup.process.exit_reason import OWN, PEER, Origin
 
 MAX_TEXT_BYTES = 16 * 1024
@@ -146,8 +146,8 @@ class Failure:
             "peak_memory": self.peak_memory,
             "kills": kills,
             "killed_for": evidence.printable(self.killed_for)[:_MAX_REASON_CHARACTERS],
-            "exception": evidence.cut_middle(evidence.printable(self.exception), _MAX_EXCEPTION_BYTES),
-            "text": evidence.cut_middle(evidence.printable(self.evidence), MAX_TEXT_BYTES),
+            "exception": cut_middle(evidence.printable(self.exception), _MAX_EXCEPTION_BYTES),
+            "text": cut_middle(evidence.printable(self.evidence), MAX_TEXT_BYTES),
             "procgroup": origin_as_json(self.origin),
         }
         return json.dumps(content, ensure_ascii=False)

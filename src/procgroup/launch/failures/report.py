@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from procgroup.environ import TORCHELASTIC_ERROR_FILE
-from procgroup.launch.failures.error_file import pass_on
 from procgroup.launch.failures.evidence import TRACEBACK_HEADER
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.output.log_options import format_ranks
+from procgroup.process.environ import TORCHELASTIC_ERROR_FILE
+from procgroup.process.error_file import pass_on
 from procgroup.process.exit_reason import CALL
 
 if TYPE_CHECKING:

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procgroup.cluster.addresses import Host
-from procgroup.environ import (
+from procgroup.errors import SshError
+from procgroup.launch.deadlines import HOSTS_JOIN_SECONDS, SSH_ALIVE_SECONDS, SSH_CONNECT_SECONDS, SSH_QUERY_SECONDS
+from procgroup.launch.flags import NodeRange
+from procgroup.launch.hosts.agent_channel import Assignment
+from procgroup.launch.nodes.endpoints import parse_endpoints, source_address
+from procgroup.process.environ import (
     PROCGROUP_JOB_KEY,
     PROCGROUP_MASTER,
     PROCGROUP_NOTICE,
@@ -23,11 +28,6 @@ from procgroup.environ import (
     PROCGROUP_STORE,
     PROCGROUP_STORE_KEY,
 )
-from procgroup.errors import SshError
-from procgroup.launch.deadlines import HOSTS_JOIN_SECONDS, SSH_ALIVE_SECONDS, SSH_CONNECT_SECONDS, SSH_QUERY_SECONDS
-from procgroup.launch.flags import NodeRange
-from procgroup.launch.hosts.agent_channel import Assignment
-from procgroup.launch.nodes.endpoints import parse_endpoints, source_address
 from procgroup.types import Endpoint
 
 EXPORTED_PREFIXES = ("PROCGROUP_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TORCH_", "JAX_", "XLA_", "PYTHON")

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from procgroup.cluster.addresses import without_password
-from procgroup.environ import PROCGROUP_RDZV_PASSWORD
 from procgroup.launch.deadlines import (
     JOIN_TIMEOUT_SECONDS,
     KEEP_ALIVE_ATTEMPTS,
@@ -44,6 +43,7 @@ from procgroup.launch.nodes.endpoints import (
 )
 from procgroup.launch.nodes.job_state import Node, Settings
 from procgroup.launch.nodes.leases import Lease
+from procgroup.process.environ import PROCGROUP_RDZV_PASSWORD
 from procgroup.stores import addresses
 from procgroup.stores.store import Store
 from procgroup.types import Endpoint

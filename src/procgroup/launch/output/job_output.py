@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from procgroup.environ import NO_COLOR, TERM
 from procgroup.launch.output.log_files import (
     JobDirectory,
     LineFilter,
@@ -25,6 +24,7 @@ from procgroup.launch.output.log_files import (
 )
 from procgroup.launch.output.log_options import STDERR, STDOUT, LogOptions, Streams, fill_prefix, prefix_template
 from procgroup.launch.output.sinks import LinePrefixer, PipeReader, Sink, flush, move_bytes, open_sinks
+from procgroup.process.environ import NO_COLOR, TERM
 
 if TYPE_CHECKING:
     from procgroup.launch.output.collapse import Collapser

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from procgroup.environ import TMPDIR
+from procgroup.process.environ import TMPDIR
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is filtered as several lines."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from procgroup.environ import TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
+from procgroup.process.environ import TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
 
 STDOUT, STDERR = 0, 1
 """The streams of a rank, as indices."""

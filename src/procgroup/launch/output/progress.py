@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from procgroup.environ import PROCGROUP_REPORT_SOCKET, RANK
+from procgroup.process.environ import PROCGROUP_REPORT_SOCKET, RANK
 
 if TYPE_CHECKING:
     import socket

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from procgroup.environ import PROCGROUP_NOTICE
+from procgroup.process.environ import PROCGROUP_NOTICE
 
 _MAGIC = b"PGNOTICE"
 _DEADLINE = struct.Struct("=d")

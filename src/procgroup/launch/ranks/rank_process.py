@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from procgroup import _native
-from procgroup.environ import PROCGROUP_NOTICE
 from procgroup.launch.deadlines import HANG_LOOK_SECONDS, HANG_REPORT_SECONDS
 from procgroup.launch.output.job_output import RankOutput, StreamOutput
 from procgroup.launch.output.sinks import PipeReader
+from procgroup.process.environ import PROCGROUP_NOTICE
 
 TAIL_BYTES = 64 * 1024
 

@@ -186,8 +186,8 @@ class WorkerGroup:
         assert rank.ending is not None
         if rank.ending.exit_code == 0 or rank.ended_by_launcher:
             return
-        from procgroup.launch.failures.error_file import read_error_file  # these are needed after a failure only
         from procgroup.launch.failures.failure import Failure
+        from procgroup.process.error_file import read_error_file  # these are needed after a failure only
 
         shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
         failure = Failure(

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from procgroup import errors  # noqa: F401 - exit_reason needs it
-from procgroup.launch.failures.error_file import ErrorRecord, record_of
+from procgroup.process.error_file import ErrorRecord, record_of
 from procgroup.process.exit_reason import Origin
 from procgroup.process.process_end import note_exception
 

@@ -26,13 +26,13 @@ from pickle import PicklingError
 from typing import Any, Literal, overload
 
 from procgroup.cluster.control_group import OutOfMemoryKills
-from procgroup.environ import MASTER_ADDR, MASTER_PORT, PROCGROUP_JOB_KEY, PROCGROUP_STORE_KEY, Variable
 from procgroup.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from procgroup.launch.deadlines import INTERRUPT_SECONDS
 from procgroup.launch.hosted_store import HostedStore
 from procgroup.launch.spawning import child
 from procgroup.launch.spawning.lasting_starter import LastingStarter
 from procgroup.launch.spawning.process_context import ProcessContext, SpawnContext
+from procgroup.process.environ import MASTER_ADDR, MASTER_PORT, PROCGROUP_JOB_KEY, PROCGROUP_STORE_KEY, Variable
 
 __all__ = [
     "ProcessContext",

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from procgroup import environ
 from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.groups import new_group
 from procgroup.api.lifecycle import init_process_group, is_initialized
 from procgroup.api.ranks import get_process_group_ranks, get_rank, get_world_size
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.mesh.layout import Axis, MeshLayout, Ranks, select
+from procgroup.process import environ
 
 Override = tuple[str | None, Any]
 """A backend's name and its options."""

@@ -46,8 +46,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from procgroup import failure_text
-from procgroup.failure_text import ParameterUse, global_rank
+from procgroup.errors import texts
+from procgroup.errors.texts import ParameterUse, global_rank
 from procgroup.process.exit_reason import PEER, origin_of
 
 Ranks = Sequence[int]
@@ -149,7 +149,7 @@ class CollectiveMismatch(OperationError):
         self.calls: dict[int, str] = dict(calls)
         self.lines: dict[int, str] = dict(lines or {})
         self.pair = pair
-        super().__init__(*failure_text.mismatch(self.calls, self.lines, pair, differing, advice, call), **call)
+        super().__init__(*texts.mismatch(self.calls, self.lines, pair, differing, advice, call), **call)
 
 
 class CollectiveTimeout(OperationError):
@@ -168,7 +168,7 @@ class CollectiveTimeout(OperationError):
         self.seconds = seconds
         self.awaited = awaited
         self.calls: dict[int, str] = dict(calls or {})
-        super().__init__(*failure_text.timeout(self.missing, awaited, seconds, self.calls, call), **call)
+        super().__init__(*texts.timeout(self.missing, awaited, seconds, self.calls, call), **call)
 
 
 class Deadlock(OperationError):
@@ -179,7 +179,7 @@ class Deadlock(OperationError):
 
     def __init__(self, *, waits: Texts, **call: Any) -> None:
         self.waits: dict[int, str] = dict(waits)
-        super().__init__(*failure_text.deadlock(waits), **call)
+        super().__init__(*texts.deadlock(waits), **call)
 
 
 class PeerLost(OperationError):
@@ -197,7 +197,7 @@ class PeerLost(OperationError):
         self.host = host
         self.how = how
         self.left = left
-        super().__init__(*failure_text.lost(peer, pid, how, host, call), **call)
+        super().__init__(*texts.lost(peer, pid, how, host, call), **call)
 
 
 class PeerFailed(OperationError):
@@ -218,7 +218,7 @@ class PeerFailed(OperationError):
         self.cause = cause
         self.missing: tuple[int, ...] = tuple(missing)
         self.seconds = seconds
-        super().__init__(*failure_text.peer_failed(peer, reason, call), **call)
+        super().__init__(*texts.peer_failed(peer, reason, call), **call)
 
 
 class GroupBroken(OperationError):
@@ -248,7 +248,7 @@ class PicklingFailed(ObjectError):
     """A rank could not pickle its object. That rank raises the error itself, the others this."""
 
     def __init__(self, *, source: int, **call: Any) -> None:
-        super().__init__(*failure_text.pickling_failed(source, call), source=source, **call)
+        super().__init__(*texts.pickling_failed(source, call), source=source, **call)
         self.ended_by: int | None = self.global_source
 
 
@@ -257,7 +257,7 @@ class UnpicklingFailed(ObjectError):
 
     def __init__(self, *, source: int, kind: str, safe: bool = False, **call: Any) -> None:
         self.kind = kind
-        super().__init__(*failure_text.unpickling_failed(source, kind, safe, call), source=source, **call)
+        super().__init__(*texts.unpickling_failed(source, kind, safe, call), source=source, **call)
 
 
 class WaitTimeout(DistBackendError):
@@ -266,7 +266,7 @@ class WaitTimeout(DistBackendError):
     def __init__(self, *, op: str, where: str, seconds: float) -> None:
         self.op = op
         self.seconds = seconds
-        super().__init__(failure_text.wait_timeout(op, where, seconds))
+        super().__init__(texts.wait_timeout(op, where, seconds))
 
 
 class GroupDestroyed(DistBackendError, ValueError):
@@ -274,14 +274,14 @@ class GroupDestroyed(DistBackendError, ValueError):
 
     def __init__(self, group: str) -> None:
         self.group = group
-        super().__init__(failure_text.group_destroyed(group))
+        super().__init__(texts.group_destroyed(group))
 
 
 class ForkedProcessError(DistBackendError):
     """A process group was used in a forked child, which shares no connection with the other ranks."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(failure_text.forked_process(what))
+        super().__init__(texts.forked_process(what))
 
 
 class DistNetworkError(DistError):
@@ -311,7 +311,7 @@ class StoreTimeout(DistStoreError):
         self.keys: tuple[str, ...] = tuple(keys)
         self.seconds = seconds
         self.what = what
-        super().__init__(failure_text.store_timeout(self.keys, seconds, what))
+        super().__init__(texts.store_timeout(self.keys, seconds, what))
 
 
 class StoreLost(DistStoreError):
@@ -344,7 +344,7 @@ class IncompleteEnvironment(RendezvousError, ValueError):
         self.missing: tuple[str, ...] = tuple(missing)
         self.found: dict[str, str] = dict(found)
         self.launcher = launcher
-        super().__init__(f"{failure_text.incomplete_environment(self.missing, self.found)}. {advice}")
+        super().__init__(f"{texts.incomplete_environment(self.missing, self.found)}. {advice}")
 
 
 class RendezvousTimeout(RendezvousError):
@@ -355,7 +355,7 @@ class RendezvousTimeout(RendezvousError):
         self.joined: dict[int, str] = dict(joined)
         self.size = size
         self.seconds = seconds
-        super().__init__(failure_text.rendezvous_timeout(self.missing, self.joined, size, seconds))
+        super().__init__(texts.rendezvous_timeout(self.missing, self.joined, size, seconds))
 
 
 class RendezvousConflict(RendezvousError):
@@ -374,7 +374,7 @@ class ModelMismatch(DistError):
         self.got = got
         self.rank = rank
         self.ranks: tuple[int, ...] = tuple(ranks)
-        super().__init__(failure_text.model_mismatch(expected, got, rank, ranks))
+        super().__init__(texts.model_mismatch(expected, got, rank, ranks))
 
 
 class BackwardFailed(DistError):
@@ -382,7 +382,7 @@ class BackwardFailed(DistError):
 
     def __init__(self, *, ranks: Ranks) -> None:
         self.ranks: tuple[int, ...] = tuple(ranks)
-        super().__init__(failure_text.backward_failed(ranks))
+        super().__init__(texts.backward_failed(ranks))
 
 
 class GraphChanged(DistError):
@@ -390,7 +390,7 @@ class GraphChanged(DistError):
 
     def __init__(self, *, uses: Mapping[int, Sequence[ParameterUse]]) -> None:
         self.uses: dict[int, list[ParameterUse]] = {rank: list(changes) for rank, changes in uses.items() if changes}
-        super().__init__(failure_text.graph_changed(self.uses))
+        super().__init__(texts.graph_changed(self.uses))
 
 
 class InputsExhausted(DistError):
@@ -398,7 +398,7 @@ class InputsExhausted(DistError):
 
     def __init__(self, *, ranks: Ranks) -> None:
         self.ranks: tuple[int, ...] = tuple(ranks)
-        super().__init__(failure_text.inputs_exhausted(ranks))
+        super().__init__(texts.inputs_exhausted(ranks))
 
 
 class RanksApart(DistError):
@@ -406,7 +406,7 @@ class RanksApart(DistError):
 
     def __init__(self, *, places: Texts) -> None:
         self.places: dict[int, str] = dict(places)
-        super().__init__(failure_text.ranks_apart(self.places))
+        super().__init__(texts.ranks_apart(self.places))
 
 
 class ProcessException(Exception):
@@ -449,7 +449,7 @@ class RanksFailed(ExceptionGroup[Exception]):
         ordered = dict(sorted(errors.items(), key=lambda entry: (origin_of(entry[1]).kind == PEER, entry[0])))
         for rank, error in ordered.items():
             error.add_note(f"(raised on rank {rank} of {size})")
-        failed = super().__new__(cls, failure_text.ranks_failed(ordered, size), list(ordered.values()))
+        failed = super().__new__(cls, texts.ranks_failed(ordered, size), list(ordered.values()))
         failed.errors = ordered
         return failed
 
@@ -465,7 +465,7 @@ class RanksTimeout(TimeoutError):
     ) -> None:
         self.running: tuple[int, ...] = tuple(running)
         self.errors: dict[int, BaseException] = dict(errors)
-        super().__init__(failure_text.ranks_timeout(running, size, seconds, errors) + stacks)
+        super().__init__(texts.ranks_timeout(running, size, seconds, errors) + stacks)
 
 
 class MalformedObjects(ValueError):

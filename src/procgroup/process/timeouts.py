@@ -1,9 +1,5 @@
 """The timeout of the calls that are issued inside of ``with procgroup.timeout(...)``.
 
-Which timeout a call has::
-
-    the call's own timeout=  >  with procgroup.timeout(...)  >  the group's  >  init_process_group's  >  the backend's
-
 The native engine reads the context variable itself, once it has been set for the first time: a program without such a
 block pays nothing for it.
 """
@@ -20,6 +16,10 @@ _context_seconds: ContextVar[float | None] = ContextVar("procgroup_timeout", def
 
 class timeout(ContextDecorator):  # noqa: N801 - used as a function
     """Limit the calls that this thread or task issues inside of ``with timeout(...)``, or of a function it decorates.
+
+    Which timeout a call has::
+
+        the call's own timeout= > with procgroup.timeout(...) > the group's > init_process_group's > the backend's
 
     ``limit`` is a timedelta or seconds, for each call by itself; calls with a ``timeout=`` of their own keep that. The
     innermost block counts. It holds for collectives, messages, object operations, the making of groups and waits on

@@ -19,6 +19,7 @@ import errno
 import faulthandler
 import functools
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -27,8 +28,7 @@ from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from procgroup.environ import TORCHELASTIC_ERROR_FILE
-from procgroup.launch.failures.evidence import cut_middle, without_own_frames
+from procgroup.process.environ import TORCHELASTIC_ERROR_FILE
 from procgroup.process.exit_reason import ORIGINS, Origin, origin_of, text_of
 
 P = ParamSpec("P")
@@ -39,6 +39,10 @@ MAX_FILE_BYTES = 1 << 20
 
 MAX_TEXT_BYTES = 64 * 1024
 """The largest message, and the largest traceback, that is written."""
+
+# The frames of the launcher, which calls a rank's function, and that of `record`.
+_OWN_FILES = rf"{re.escape(str(Path(__file__).parents[1]))}/(?:launch/[^\"]*|process/error_file\.py)"
+_OWN_FRAME = re.compile(rf'^  File "{_OWN_FILES}", .*\n(?:    .*\n)*', re.MULTILINE)
 
 
 class ErrorRecord(NamedTuple):
@@ -66,6 +70,22 @@ def record_of(error: BaseException, most_bytes: int = MAX_TEXT_BYTES) -> ErrorRe
 def traceback_of(error: BaseException) -> str:
     """Return the formatted traceback without the frames of the launcher."""
     return without_own_frames("".join(format_exception(error)))
+
+
+def without_own_frames(traceback: str) -> str:
+    """Return a traceback without the launcher's frames."""
+    return _OWN_FRAME.sub("", traceback)
+
+
+def cut_middle(text: str, most: int) -> str:
+    """Shorten a text to about ``most`` bytes of UTF-8: its beginning, a line with the number of bytes cut, its end."""
+    data = text.encode(errors="replace")
+    if len(data) <= most:
+        return text
+    half = most // 2
+    begin, end = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
+    # Indented, so that it cannot be taken for the exception's line.
+    return f"{begin}\n    ... {len(data) - 2 * half} bytes are left out here ...\n{end}"
 
 
 def read_error_file(path: Path) -> ErrorRecord | None:
