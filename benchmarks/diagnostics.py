@@ -27,7 +27,7 @@ from peer_commands import wheel
 
 from procgroup.diagnostics.bench.installed import StartPeer
 from procgroup.diagnostics.bench.intervals import ratio_of_rounds
-from procgroup.diagnostics.bench.peer import Peer
+from procgroup.diagnostics.bench.peer import BenchPeer
 from procgroup.diagnostics.bench.report import parse_size, size_text
 from procgroup.diagnostics.bench.rounds import InterleavedRun, SizeResult, connect_all
 
@@ -94,11 +94,11 @@ def measure(
     flags = ["--pin"] if ranks <= cores else []
     with ExitStack() as on_exit:
         directory = Path(on_exit.enter_context(tempfile.TemporaryDirectory(prefix="procgroup-bench-")))
-        peers: dict[str, Peer] = {}
+        peers: dict[str, BenchPeer] = {}
         for name, start in builds.items():
             command = start(ranks)
             command = replace(command, name=name, arguments=[*command.arguments, *flags])
-            peers[name] = on_exit.enter_context(Peer(command, ranks, directory))
+            peers[name] = on_exit.enter_context(BenchPeer(command, ranks, directory))
         failures = connect_all(peers, timeout=60)
         run = InterleavedRun(operation, dict(peers), rounds, seconds, 120, print, shares_cores=ranks > cores)
         for failure in failures:

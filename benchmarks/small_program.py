@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from procgroup.diagnostics.bench.rank_loop import Buffers, Call
+from procgroup.diagnostics.bench.rank_loop import BenchArrays, Call
 
 TASKS = 200
 """How many tasks one call of master_worker hands out."""
@@ -90,7 +90,7 @@ class Program(ABC):
     def calls(self) -> dict[str, tuple[Call, Any]]:
         """Return the calls that the library has in another form, by the operation, with their results on this rank."""
 
-    def operations(self) -> dict[str, Callable[[Buffers], Call]]:
+    def operations(self) -> dict[str, Callable[[BenchArrays], Call]]:
         """Return what is measured, by name, for ``serve``."""
         calls: dict[str, tuple[Call, Any]] = {
             **self.calls(),
@@ -101,8 +101,8 @@ class Program(ABC):
         }
         return {name: self._checked(*call) for name, call in calls.items()}
 
-    def _checked(self, call: Call, result: Any) -> Callable[[Buffers], Call]:
-        def prepare(_: Buffers) -> Call:
+    def _checked(self, call: Call, result: Any) -> Callable[[BenchArrays], Call]:
+        def prepare(_: BenchArrays) -> Call:
             found = call()
             if isinstance(found, dict):
                 found = {name: array.tolist() for name, array in found.items()}

@@ -22,7 +22,7 @@ from typing import Any
 
 import peer_commands
 
-from procgroup.diagnostics.bench.peer import Peer, PeerCommand
+from procgroup.diagnostics.bench.peer import BenchPeer, PeerCommand
 from procgroup.diagnostics.bench.rounds import InterleavedRun, SizeResult, connect_all
 
 HERE = Path(__file__).resolve().parent
@@ -48,7 +48,7 @@ OPERATIONS = (
 )
 
 
-def start(arguments: argparse.Namespace, on_exit: ExitStack) -> dict[str, Peer]:
+def start(arguments: argparse.Namespace, on_exit: ExitStack) -> dict[str, BenchPeer]:
     """Start the ranks of all peers. Raises PeerFailure where one cannot be had."""
     known: dict[str, Callable[[int], PeerCommand]] = {name: peer_commands.PEERS[name] for name in arguments.peers}
     if arguments.before:
@@ -62,7 +62,7 @@ def start(arguments: argparse.Namespace, on_exit: ExitStack) -> dict[str, Peer]:
         library = "mpi4py" if name in ("mpich", "openmpi") else "procgroup"
         program = [str(HERE / f"small_with_{library}.py"), socket, *pin]
         command = replace(command, arguments=[*launcher, *program])
-        peers[name] = on_exit.enter_context(Peer(command, arguments.ranks, directory))
+        peers[name] = on_exit.enter_context(BenchPeer(command, arguments.ranks, directory))
     for failure in connect_all(peers, arguments.timeout):
         raise failure
     return peers

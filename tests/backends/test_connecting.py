@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from procgroup.backends import connecting, peer_network
-from procgroup.backends.connecting import Connection, Details, connect_all
+from procgroup.backends.connecting import Details, PeerConnection, connect_all
 from procgroup.backends.handshake import _HELLO, _MAGIC, _proof
 from procgroup.backends.peer_network import Route, hosts_of
 from procgroup.errors import DistNetworkError, Refused, StoreLost
@@ -75,7 +75,7 @@ def address_of(store: HashStore, rank: int, arena: int | None) -> tuple[int, Any
     return socket.AF_UNIX, b"\0" + entry["unix"].encode()
 
 
-def peers(connections: list[Connection]) -> list[int]:
+def peers(connections: list[PeerConnection]) -> list[int]:
     """Return who is at the other ends, and close these."""
     assert not isinstance(connections, str), connections
     ranks = [connection.peer for connection in connections]
@@ -169,7 +169,7 @@ class Ranks:
         for listener in self.listeners:
             listener.close()
 
-    def connect(self, rank: int, arena: int, limit: float = LIMIT) -> list[Connection]:
+    def connect(self, rank: int, arena: int, limit: float = LIMIT) -> list[PeerConnection]:
         """Connect as ``rank``; ``looked`` is set at its first look at the store, ``met`` counts its handshakes."""
         met = self.met[rank]
 
@@ -351,7 +351,7 @@ def test_an_address_on_another_host_is_passed_over_for_the_next_one() -> None:
         elsewhere = f"procgroup-test-{os.getpid()}-nobody-listens-here"  # as in another network namespace
         addresses = [[elsewhere, list(listener.getsockname())], [ranks.addresses[1]]]
 
-        def join(rank: int, listeners: list[socket.socket]) -> list[Connection]:
+        def join(rank: int, listeners: list[socket.socket]) -> list[PeerConnection]:
             details = Details(0, (descriptors[rank],) * 3)
             return connect_all(
                 rank, 2, listeners, addresses, key=KEY, details=details, deadline=time.monotonic() + LIMIT, look=str

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scripted import scripted_command
 
-from procgroup.diagnostics.bench.peer import Peer, Plan
+from procgroup.diagnostics.bench.peer import BenchPeer, Plan
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     with ExitStack() as on_exit:
         directory = Path(on_exit.enter_context(tempfile.TemporaryDirectory()))
         peers = [
-            on_exit.enter_context(Peer(scripted_command(name, 2, behaviour), 2, directory))
+            on_exit.enter_context(BenchPeer(scripted_command(name, 2, behaviour), 2, directory))
             for name, behaviour in (("idle", "works"), ("busy", "stuck"))
         ]
         for peer in peers:

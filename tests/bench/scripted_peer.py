@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 
-from procgroup.diagnostics.bench.rank_loop import Buffers, Call, Driver, serve
+from procgroup.diagnostics.bench.rank_loop import BenchArrays, Call, Driver, serve
 
 
-def all_reduce(buffers: Buffers) -> Call:
+def all_reduce(buffers: BenchArrays) -> Call:
     behaviour = sys.argv[3]
     calls = 0
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from bench.scripted import HERE, scripted_command
 
-from procgroup.diagnostics.bench.peer import Peer, PeerCommand, Plan, parse_times
+from procgroup.diagnostics.bench.peer import BenchPeer, PeerCommand, Plan, parse_times
 from procgroup.diagnostics.bench.rounds import InterleavedRun, connect_all
 from procgroup.errors import PeerFailure
 
@@ -27,10 +27,10 @@ def directory() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def scripted_peers(directory: Path, **behaviours: str) -> Iterator[dict[str, Peer]]:
+def scripted_peers(directory: Path, **behaviours: str) -> Iterator[dict[str, BenchPeer]]:
     with contextlib.ExitStack() as on_exit:
         yield {
-            name: on_exit.enter_context(Peer(scripted_command(name, 2, behaviour), 2, directory))
+            name: on_exit.enter_context(BenchPeer(scripted_command(name, 2, behaviour), 2, directory))
             for name, behaviour in behaviours.items()
         }
 
@@ -89,7 +89,7 @@ def test_a_peer_that_does_not_start_is_named_with_the_reason(directory: Path, be
 
 def test_a_program_that_does_not_exist_is_a_failure_of_that_peer(directory: Path) -> None:
     with pytest.raises(PeerFailure, match=r"ghost: cannot start .*nowhere"):
-        Peer(PeerCommand("ghost", ["/nowhere/at/all"], {}), 2, directory)
+        BenchPeer(PeerCommand("ghost", ["/nowhere/at/all"], {}), 2, directory)
 
 
 def test_a_wrong_result_is_not_measured(directory: Path) -> None:

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from procgroup.diagnostics.bench.report import Report, plain, show
-from procgroup.diagnostics.bench.rounds import Round, SizeResult
+from procgroup.diagnostics.bench.rounds import BenchRound, SizeResult
 
 RESULTS = [
-    SizeResult(8, {"procgroup": [Round(600.0, 500.0)] * 4, "gloo": [Round(6000.0, 5000.0)] * 4}),
-    SizeResult(1 << 20, {"procgroup": [Round(2e6, 1e6)] * 4, "gloo": [Round(1e6, 1e6)] * 4}),
+    SizeResult(8, {"procgroup": [BenchRound(600.0, 500.0)] * 4, "gloo": [BenchRound(6000.0, 5000.0)] * 4}),
+    SizeResult(1 << 20, {"procgroup": [BenchRound(2e6, 1e6)] * 4, "gloo": [BenchRound(1e6, 1e6)] * 4}),
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from procgroup.cluster.topology import SYSTEM, Topology, format_cpus
+from procgroup.cluster.topology import SYSTEM, CpuTopology, format_cpus
 
 
 class Cpu(NamedTuple):
@@ -30,7 +30,7 @@ def interleaved() -> list[Cpu]:
     return [Cpu(number, number, number % 2, number % 2, number % 2) for number in range(8)]
 
 
-def write_topology(root: Path, cpus: Iterable[Cpu], usable: Iterable[int] | None = None) -> Topology:
+def write_topology(root: Path, cpus: Iterable[Cpu], usable: Iterable[int] | None = None) -> CpuTopology:
     """Write a host's CPUs; return their topology for a process that may use all of them, or ``usable``."""
     cpus = list(cpus)
     system = root / SYSTEM
@@ -44,7 +44,7 @@ def write_topology(root: Path, cpus: Iterable[Cpu], usable: Iterable[int] | None
         nodes[cpu.node].append(cpu.number)
     for node, numbers in nodes.items():
         _write(system / f"node/node{node}/cpulist", format_cpus(numbers))
-    return Topology(frozenset(usable if usable is not None else (cpu.number for cpu in cpus)), system)
+    return CpuTopology(frozenset(usable if usable is not None else (cpu.number for cpu in cpus)), system)
 
 
 def write_gpus(root: Path, nodes: Mapping[str, int]) -> None:

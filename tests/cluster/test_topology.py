@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.made_up_host import interleaved, server, write_topology
-from procgroup.cluster.topology import Topology, format_cpus, parse_cpus
+from procgroup.cluster.topology import CpuTopology, format_cpus, parse_cpus
 
 
 def shown(groups: list[frozenset[int]]) -> list[str]:
@@ -42,14 +42,14 @@ def test_cpus_that_this_process_may_not_use_are_left_out(tmp_path: Path) -> None
 
 
 def test_where_the_system_shows_nothing_nothing_is_divided(tmp_path: Path) -> None:
-    topology = Topology(frozenset({0, 1, 5}), tmp_path)
+    topology = CpuTopology(frozenset({0, 1, 5}), tmp_path)
     assert shown(topology.cores) == ["0", "1", "5"]
     assert shown(topology.core_complexes) == shown(topology.sockets) == ["0-1,5"]
     assert topology.nodes == {0: frozenset({0, 1, 5})}
 
 
 def test_this_host_has_each_usable_cpu_once() -> None:
-    topology = Topology.of_this_process()
+    topology = CpuTopology.of_this_process()
     for groups in (topology.cores, topology.core_complexes, topology.sockets, list(topology.nodes.values())):
         assert sorted(cpu for group in groups for cpu in group) == sorted(os.sched_getaffinity(0))
 

@@ -9,14 +9,14 @@ import pytest
 from diagnostics.made_up_system import one, texts
 from procgroup.diagnostics.doctor import comparison, speed_comparison
 from procgroup.diagnostics.doctor.findings import Finding, Level
-from procgroup.diagnostics.doctor.job import Answers, Host, Measurement, Place, hosts_of
+from procgroup.diagnostics.doctor.job import Answers, DoctorHost, Measurement, RankPlace, hosts_of
 from procgroup.diagnostics.doctor.links import LARGEST_BYTES, Speed
 from procgroup.diagnostics.doctor.reachability import ANOTHER_HOST, REACHED, REFUSED, SILENT
 from procgroup.diagnostics.doctor.speed_comparison import Direction
 
 
-def place(name: str, boot: str = "", network: int = 1, cpus: int = 4, host_id: str = "") -> Place:
-    return Place(name, boot or f"boot of {name}", network, host_id, f"0-{cpus - 1}")
+def place(name: str, boot: str = "", network: int = 1, cpus: int = 4, host_id: str = "") -> RankPlace:
+    return RankPlace(name, boot or f"boot of {name}", network, host_id, f"0-{cpus - 1}")
 
 
 def facts(address: str, **more: Any) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def test_a_link_that_was_not_measured_is_a_problem_with_its_reason_and_the_sizes
 
 def test_many_links_are_summed_up() -> None:
     names = [f"node{number}" for number in range(8)]
-    hosts = [Host(name, (rank,), (place(name),)) for rank, name in enumerate(names)]
+    hosts = [DoctorHost(name, (rank,), (place(name),)) for rank, name in enumerate(names)]
     pairs = [(lower, upper) for upper in range(8) for lower in range(upper)]
     found = list(speed_comparison.links(answers(hosts=hosts, measurements=measured(pairs))))
     assert texts(found, Level.OK)[0].startswith("28 pairs of hosts: 40 us and 1.5 GB/s in the median; 1 GB/s from ")

@@ -8,7 +8,7 @@ import procgroup as dist
 from diagnostics.made_up_system import texts
 from procgroup.diagnostics.doctor import comparison, links, machine
 from procgroup.diagnostics.doctor.findings import Level, Section, note
-from procgroup.diagnostics.doctor.job import Answers, Exchange, JobCheck, Place
+from procgroup.diagnostics.doctor.job import Answers, Exchange, JobCheck, RankPlace
 from procgroup.groups.group import ProcessGroup
 from procgroup.testing import run_ranks
 
@@ -30,8 +30,8 @@ def own_world() -> ProcessGroup:
     return world
 
 
-def place(rank: int) -> Place:
-    return Place(f"host{HOSTS[rank]}", f"boot {HOSTS[rank]}", 1, "", "0-1")
+def place(rank: int) -> RankPlace:
+    return RankPlace(f"host{HOSTS[rank]}", f"boot {HOSTS[rank]}", 1, "", "0-1")
 
 
 def take_part() -> Answers | None:

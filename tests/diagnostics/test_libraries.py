@@ -12,7 +12,7 @@ from diagnostics.made_up_system import one, texts, write
 from procgroup.diagnostics.doctor import gpus as doctor_gpus
 from procgroup.diagnostics.doctor import shared_libraries, software
 from procgroup.diagnostics.doctor.findings import Finding, Level
-from procgroup.diagnostics.doctor.shared_libraries import Driver, Gpu
+from procgroup.diagnostics.doctor.shared_libraries import GpuDescription, GpuDriver
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025"
@@ -22,10 +22,10 @@ def version_of_library(kind: str, file: Path) -> str:
     return f"{kind} of {file.name}"
 
 
-TWO = Driver("13.0", [Gpu("X", True, [1]), Gpu("X", True, [0])])
+TWO = GpuDriver("13.0", [GpuDescription("X", True, [1]), GpuDescription("X", True, [0])])
 
 
-def check_gpus(root: Path, described: Driver = TWO, **environment: str) -> list[Finding]:
+def check_gpus(root: Path, described: GpuDriver = TWO, **environment: str) -> list[Finding]:
     return list(doctor_gpus.check(environment, root, version_of_library, lambda: described))
 
 
@@ -38,7 +38,7 @@ def write_host_with_gpus(root: Path) -> None:
 def test_without_gpus_there_is_one_note(tmp_path: Path) -> None:
     assert one(check_gpus(tmp_path), Level.NOTE).text == "no GPU is visible to this process"
     write(tmp_path, f"{LIBRARIES}/libcuda.so.1", "")
-    no_device = Driver("", (), "CUDA: CUDA_ERROR_NO_DEVICE (100)")
+    no_device = GpuDriver("", (), "CUDA: CUDA_ERROR_NO_DEVICE (100)")
     assert [finding.level for finding in check_gpus(tmp_path, no_device)] == [Level.NOTE]
 
 
@@ -69,29 +69,31 @@ def test_a_gpu_that_does_not_exist_is_a_warning(tmp_path: Path) -> None:
     assert any("names GPU 5, but there are 2" in text for text in texts(found, Level.WARNING))
 
 
-def describe(gpus_of: list[Gpu], root: Path, **environment: str) -> list[Finding]:
+def describe(gpus_of: list[GpuDescription], root: Path, **environment: str) -> list[Finding]:
     write_host_with_gpus(root)
     write(root, f"{LIBRARIES}/libnccl.so.2", "")
-    return check_gpus(root, Driver("13.0", gpus_of), **environment)
+    return check_gpus(root, GpuDriver("13.0", gpus_of), **environment)
 
 
 def test_the_driver_s_gpus_are_shown_with_gates_and_peers(tmp_path: Path) -> None:
-    shown = texts(describe([Gpu("H", True, [1]), Gpu("H", True, [0])], tmp_path), Level.OK)
+    shown = texts(describe([GpuDescription("H", True, [1]), GpuDescription("H", True, [0])], tmp_path), Level.OK)
     assert "CUDA 13.0: this process may use 2 GPUs, 2 x H" in shown
     assert any("behind gates" in text for text in shown) and "all of them reach each other's memory" in shown
 
 
 def test_what_gpus_lack_is_a_note_that_names_them(tmp_path: Path) -> None:
-    found = describe([Gpu("H", True, [1]), Gpu("H", False, [0]), Gpu("L", True, [])], tmp_path)
+    found = describe(
+        [GpuDescription("H", True, [1]), GpuDescription("H", False, [0]), GpuDescription("L", True, [])], tmp_path
+    )
     notes = "\n".join(texts(found, Level.NOTE))
     assert "no stream memory operations on GPU 1:" in notes and "through the host: 0 and 2, 1 and 2" in notes
-    found = describe([Gpu("H", True, [])], tmp_path, PROCGROUP_NCCL_GATE="0")
+    found = describe([GpuDescription("H", True, [])], tmp_path, PROCGROUP_NCCL_GATE="0")
     assert any(text.startswith("PROCGROUP_NCCL_GATE=0") for text in texts(found, Level.NOTE))
 
 
 def test_a_driver_that_does_not_work_is_a_problem(tmp_path: Path) -> None:
     write_host_with_gpus(tmp_path)
-    found = one(check_gpus(tmp_path, Driver("", (), "CUDA: CUDA_ERROR_SYSTEM_NOT_READY (802)")), Level.PROBLEM)
+    found = one(check_gpus(tmp_path, GpuDriver("", (), "CUDA: CUDA_ERROR_SYSTEM_NOT_READY (802)")), Level.PROBLEM)
     assert "SYSTEM_NOT_READY" in found.text and "nvidia-smi" in found.advice
 
 

@@ -25,7 +25,7 @@ from procgroup import _native
 from procgroup.diagnostics.recorded_job import reading
 from procgroup.diagnostics.top import live, watch
 from procgroup.diagnostics.top import watch as watching
-from procgroup.diagnostics.top.watch import Row, Watch
+from procgroup.diagnostics.top.watch import JobWatch, Row
 from procgroup.launch.output import progress
 from world import World, run, start
 
@@ -195,7 +195,7 @@ def test_a_table_has_each_rank_s_state_call_rates_and_report(working: Path) -> N
 
 
 def test_the_slowest_rank_is_marked_and_the_others_wait_for_it(working: Path) -> None:
-    watch, deadline = Watch(next(working.iterdir())), time.monotonic() + 40
+    watch, deadline = JobWatch(next(working.iterdir())), time.monotonic() + 40
     while True:  # a rank that the machine holds up is the slowest for a moment
         rows = watch.look().rows
         is_marked = [row.is_slowest for row in rows] == [False, True, False]
@@ -243,7 +243,7 @@ def test_stacks_are_requested_of_the_awaited_rank_alone_and_seldom(
     hanging: Path, working: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, deadline = next(hanging.iterdir()), time.monotonic() + 40
-    watch, asked = Watch(job), list[float]()
+    watch, asked = JobWatch(job), list[float]()
     request = reading.request_stacks
 
     def count(directory: Path, ranks: list[int]) -> None:

@@ -28,7 +28,7 @@ import procgroup as dist
 from diagnostics.browser import CHROMIUM, WHY_NONE, Browser
 from procgroup.diagnostics.recorded_job import reading
 from procgroup.diagnostics.top import server as web_server
-from procgroup.diagnostics.top.server import Answer, Server
+from procgroup.diagnostics.top.server import HttpAnswer, PageServer
 from world import start
 
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NONE)
@@ -137,10 +137,10 @@ def fixture_top(working: Path) -> Iterator[Top]:
 
 
 @pytest.fixture(name="served")
-def fixture_served() -> Iterator[Server]:
+def fixture_served() -> Iterator[PageServer]:
     """A server of one page."""
-    with Server(
-        {"/": lambda parameters: Answer("text/plain", f"secret {dict(parameters)}")}, "default-src 'none'"
+    with PageServer(
+        {"/": lambda parameters: HttpAnswer("text/plain", f"secret {dict(parameters)}")}, "default-src 'none'"
     ) as one:
         yield one
 
@@ -156,11 +156,11 @@ def get(address: str, *, host: str | None = None, method: str = "GET") -> tuple[
             return error.code, error.read().decode(), dict(error.headers)
 
 
-def without_token(server: Server) -> str:
+def without_token(server: PageServer) -> str:
     return server.address.partition("?")[0]
 
 
-def raw(server: Server, *sent: bytes) -> bytes:
+def raw(server: PageServer, *sent: bytes) -> bytes:
     """Return all that comes back until the server closes the connection."""
     with connect(server) as connection:
         for part in sent:
@@ -171,12 +171,12 @@ def raw(server: Server, *sent: bytes) -> bytes:
     return received
 
 
-def connect(server: Server, host: str = "127.0.0.1") -> socket.socket:
+def connect(server: PageServer, host: str = "127.0.0.1") -> socket.socket:
     port = int(server.address.split(":")[2].partition("/")[0])
     return socket.create_connection((host, port), timeout=20)
 
 
-def test_the_address_has_a_token_without_which_nothing_is_served(served: Server) -> None:
+def test_the_address_has_a_token_without_which_nothing_is_served(served: PageServer) -> None:
     assert get(served.address)[:2] == (200, "secret {}")
     assert get(f"{served.address}&since=3")[1] == "secret {'since': '3'}"
     for query in ("", "?token=", f"?token={served.token[:-1]}", f"?token={served.token}x", "?token=%ff%00", "?TOKEN=1"):
@@ -184,8 +184,8 @@ def test_the_address_has_a_token_without_which_nothing_is_served(served: Server)
         assert status == 403 and "secret" not in text and served.token not in text
 
 
-def test_each_server_has_another_token(served: Server) -> None:
-    with Server({}, "") as other:
+def test_each_server_has_another_token(served: PageServer) -> None:
+    with PageServer({}, "") as other:
         assert other.token != served.token
 
 
@@ -202,32 +202,32 @@ def test_each_server_has_another_token(served: Server) -> None:
         ("", 403),
     ],
 )
-def test_a_host_name_that_resolves_to_loopback_is_not_served(served: Server, host: str, status: int) -> None:
+def test_a_host_name_that_resolves_to_loopback_is_not_served(served: PageServer, host: str, status: int) -> None:
     assert get(served.address, host=host)[0] == status
 
 
-def test_a_request_without_a_host_or_with_two_is_not_served(served: Server) -> None:
+def test_a_request_without_a_host_or_with_two_is_not_served(served: PageServer) -> None:
     line = f"GET /?token={served.token} HTTP/1.1\r\n".encode()
     assert raw(served, line, b"\r\n").startswith(b"HTTP/1.0 403 ")
     assert raw(served, line, b"Host: localhost\r\nHost: evil.example\r\n\r\n").startswith(b"HTTP/1.0 403 ")
 
 
-def test_it_listens_on_one_address_of_loopback(served: Server) -> None:
+def test_it_listens_on_one_address_of_loopback(served: PageServer) -> None:
     with pytest.raises(ConnectionRefusedError):  # which all interfaces together would accept
         connect(served, "127.0.0.2")
 
 
 @pytest.mark.parametrize("method", ["POST", "HEAD", "OPTIONS", "PUT", "DELETE"])
-def test_only_get_is_served(served: Server, method: str) -> None:
+def test_only_get_is_served(served: PageServer, method: str) -> None:
     status, text, _ = get(served.address, method=method)
     assert status == 501 and "secret" not in text
 
 
-def test_another_path_is_not_found(served: Server) -> None:
+def test_another_path_is_not_found(served: PageServer) -> None:
     assert get(served.address.replace("/?", "/../etc/passwd?"))[0] == 404
 
 
-def test_answers_are_not_stored_embedded_or_guessed_at_and_name_no_software(served: Server) -> None:
+def test_answers_are_not_stored_embedded_or_guessed_at_and_name_no_software(served: PageServer) -> None:
     for address in (served.address, without_token(served)):
         headers = get(address)[2]
         assert headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
@@ -239,7 +239,7 @@ def test_answers_are_not_stored_embedded_or_guessed_at_and_name_no_software(serv
         assert headers["Server"].strip() == "procgroup" and "Access-Control-Allow-Origin" not in headers
 
 
-def test_a_large_request_is_not_read(served: Server) -> None:
+def test_a_large_request_is_not_read(served: PageServer) -> None:
     filler = b"X: " + b"x" * (web_server.MOST_HEAD_BYTES - 100) + b"\r\n"
     start_of_it = f"GET /?token={served.token} HTTP/1.1\r\nHost: localhost\r\n".encode()
     with pytest.raises(ConnectionError):  # closed with unread bytes
@@ -248,12 +248,12 @@ def test_a_large_request_is_not_read(served: Server) -> None:
     assert b"secret" in raw(served, start_of_it, filler[:-200] + b"\r\n", b"\r\n")
 
 
-def test_a_slow_request_is_not_awaited(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_is_not_awaited(served: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_server, "_HEAD_SECONDS", 0.1)
     assert raw(served, b"GET / HTTP/1.1\r\n") == b""
 
 
-def test_so_many_connections_are_served_at_a_time(served: Server) -> None:
+def test_so_many_connections_are_served_at_a_time(served: PageServer) -> None:
     silent = [connect(served) for _ in range(web_server.MOST_CONNECTIONS)]
     assert silent[0].send(b"G") == 1
     with connect(served) as one_more:

@@ -6,7 +6,7 @@ import pytest
 
 from diagnostics.made_up_system import one, texts
 from procgroup.diagnostics.doctor.findings import Finding, Level
-from procgroup.diagnostics.doctor.variables import Place, check, is_first_on_host, place
+from procgroup.diagnostics.doctor.variables import VariablePlace, check, is_first_on_host, place
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -47,14 +47,16 @@ def test_the_launcher_is_named(environment: dict[str, str], name: str) -> None:
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, Place(None, None)),
-        (RANK_1, Place(1, 2)),
-        (SLURM, Place(3, 4)),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, Place(None, 2)),
-        ({**SLURM, "SLURM_PROCID": "first"}, Place(None, None)),
+        ({}, VariablePlace(None, None)),
+        (RANK_1, VariablePlace(1, 2)),
+        (SLURM, VariablePlace(3, 4)),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, VariablePlace(None, 2)),
+        ({**SLURM, "SLURM_PROCID": "first"}, VariablePlace(None, None)),
     ],
 )
-def test_the_place_is_that_of_the_variables_or_of_the_launcher(environment: dict[str, str], expected: Place) -> None:
+def test_the_place_is_that_of_the_variables_or_of_the_launcher(
+    environment: dict[str, str], expected: VariablePlace
+) -> None:
     assert place(environment) == expected
 
 

@@ -17,8 +17,8 @@ from procgroup.groups.object_format import (
     ALLOCATION_BYTES,
     DIRECT_BYTES,
     PACKED_BYTES,
-    Header,
     IncomingObjects,
+    ObjectHeader,
     OutgoingObjects,
     make_header,
     pack_whole_objects,
@@ -32,7 +32,7 @@ def pickled(values: list[Any], iovecs: bool = False) -> OutgoingObjects:
 
 
 def move(outgoing: OutgoingObjects, iovecs: bool = False) -> IncomingObjects:
-    header = Header.unpack(make_header(1, 0, len(outgoing.pickled), outgoing).pack())
+    header = ObjectHeader.unpack(make_header(1, 0, len(outgoing.pickled), outgoing).pack())
     incoming = IncomingObjects(header, outgoing.metadata, iovecs)
     incoming.allocate()
     for index in range(incoming.pending_segments):
@@ -118,7 +118,7 @@ def test_native_code_packs_and_reads_small_objects_in_the_same_format(values: li
     assert _native.whole_objects([header], 3, 1, len(values)) == [[each.stream for each in made]]
     native = pack_whole_objects(3, 1, made)
     assert native is not None
-    read = Header.unpack(native)
+    read = ObjectHeader.unpack(native)
     incoming = IncomingObjects(read, read.inline[: read.metadata_size])
     incoming.allocate()
     assert [incoming.unpickle(index, True) for index in range(len(values))] == values
@@ -201,8 +201,8 @@ def test_sizes_beyond_the_address_space_are_refused(size: int) -> None:
         receive_pool.allocate(size)
 
 
-def header_of(metadata: bytes, count: int, payload: int) -> Header:
-    return Header(1, 0, count, None, len(metadata), payload, bytes(len(metadata) + payload))
+def header_of(metadata: bytes, count: int, payload: int) -> ObjectHeader:
+    return ObjectHeader(1, 0, count, None, len(metadata), payload, bytes(len(metadata) + payload))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_metadata_that_contradicts_itself_is_refused(numbers: list[int], count: 
 def test_a_payload_of_another_size_than_announced_is_refused(came: int) -> None:
     metadata = array("q", [1, 0, 8]).tobytes()
     with pytest.raises(MalformedObjects, match=f"{came} bytes came instead of the 8 announced"):
-        IncomingObjects(Header(1, 0, 1, None, len(metadata), 8, metadata + bytes(came)), metadata)
+        IncomingObjects(ObjectHeader(1, 0, 1, None, len(metadata), 8, metadata + bytes(came)), metadata)
 
 
 @pytest.mark.parametrize("place", [0, 6, 15, 23, 31, 39])
@@ -236,14 +236,14 @@ def test_a_header_with_foreign_numbers_is_refused_or_harmless(place: int) -> Non
     raw[place] = 0xFF
     assert _native.whole_objects([bytes(raw)], 1, 0, 1) in (None, [[pickle_object(1).stream]])
     try:
-        header = Header.unpack(bytes(raw))
+        header = ObjectHeader.unpack(bytes(raw))
     except MalformedObjects:
         return
     assert len(header.inline) < 1024
 
 
 def test_an_error_is_cut_to_the_size_of_the_header() -> None:
-    header = Header.unpack(Header(1, 0, 1, "ä" * 5000).pack())
+    header = ObjectHeader.unpack(ObjectHeader(1, 0, 1, "ä" * 5000).pack())
     assert header.error is not None and header.error.startswith("ää") and len(header.error) < 1024
 
 

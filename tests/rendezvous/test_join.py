@@ -12,7 +12,7 @@ import pytest
 
 from procgroup.errors import RendezvousConflict, RendezvousError, RendezvousTimeout, StoreLost
 from procgroup.rendezvous import join as joining
-from procgroup.rendezvous.join import World, join
+from procgroup.rendezvous.join import JoinedWorld, join
 from procgroup.stores.hash import HashStore
 from procgroup.stores.start_up import Member, read_members
 
@@ -97,7 +97,7 @@ def test_a_rank_makes_a_number_of_requests_that_does_not_grow_with_the_world(siz
 def test_a_rank_that_joins_twice_is_named_on_all_sides() -> None:
     store = HashStore()
 
-    def second() -> World:
+    def second() -> JoinedWorld:
         wait_until_claimed(store, 0)
         wait_until_claimed(store, 1)
         return join(store, 1, 3, 10)
@@ -114,7 +114,7 @@ def test_a_rank_that_joins_twice_is_named_on_all_sides() -> None:
 def test_a_world_size_that_differs_is_named_on_all_sides() -> None:
     store = HashStore()
 
-    def second() -> World:
+    def second() -> JoinedWorld:
         wait_until_claimed(store, 0)
         store.wait(["rendezvous/0/world_size"], 5)
         return join(store, 2, 8, 10)
@@ -129,7 +129,7 @@ def test_a_world_size_that_differs_is_named_on_all_sides() -> None:
 def test_the_timeout_names_the_missing_and_the_others_on_all_sides() -> None:
     store = HashStore()
 
-    def first() -> World:
+    def first() -> JoinedWorld:
         store.wait(["rendezvous/0/count"], 5)
         return join(store, 0, 4, 0.5)
 
@@ -152,7 +152,7 @@ def test_rank_0_says_who_is_missing_while_it_waits(monkeypatch: pytest.MonkeyPat
         if "2@" in line:
             reported.set()
 
-    def last() -> World:
+    def last() -> JoinedWorld:
         assert reported.wait(10)
         return join(store, 1, 3, 10)
 
@@ -173,7 +173,7 @@ def test_when_rank_0_is_missing_the_lowest_rank_that_has_come_says_so(monkeypatc
         if "2@" in line:
             reported.set()
 
-    def last() -> World:
+    def last() -> JoinedWorld:
         assert reported.wait(10)
         return join(store, 0, 3, 10, say=lambda line: None)
 
@@ -227,7 +227,7 @@ class InterruptedStore(HashStore):
 def test_a_rank_that_is_interrupted_tells_the_others() -> None:
     store = InterruptedStore()
 
-    def second() -> World:
+    def second() -> JoinedWorld:
         wait_until_claimed(store, 0)
         store.thread = threading.get_ident()
         return join(store, 1, 3, 10)
@@ -298,7 +298,7 @@ def test_a_round_that_its_last_rank_does_not_complete_is_completed_by_another(mo
     monkeypatch.setattr(joining, "REPORT_SECONDS", 0.1)
     store = WithoutTheLastWord()
     first = threading.Thread(target=lambda: worlds.append(join(store, 0, 2, 10)), daemon=True)
-    worlds: list[World] = []
+    worlds: list[JoinedWorld] = []
     first.start()
     store.wait(["rendezvous/0/count"], 5)
     with pytest.raises(SystemExit):

@@ -16,7 +16,7 @@ import pytest
 
 from procgroup.errors import DistStoreError
 from procgroup.stores import FileStore
-from procgroup.stores.log_file import MAGIC, LogFile
+from procgroup.stores.log_file import MAGIC, RequestLog
 
 HOLD = """
 import sys, time
@@ -66,12 +66,12 @@ def test_a_file_that_a_program_deletes_while_the_last_one_leaves_is_no_error(
 ) -> None:
     path = tmp_path / "store"
 
-    def delete_after_the_check(file: LogFile) -> bool:
+    def delete_after_the_check(file: RequestLog) -> bool:
         path.unlink()
         return False
 
     store = FileStore(str(path), 1)
-    monkeypatch.setattr(LogFile, "is_replaced", delete_after_the_check)
+    monkeypatch.setattr(RequestLog, "is_replaced", delete_after_the_check)
     store.close()
     assert not path.exists()
 

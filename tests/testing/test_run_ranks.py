@@ -15,7 +15,7 @@ import pytest
 
 import procgroup as dist
 from procgroup.testing import RanksFailed, RanksTimeout, connected_groups, ranks, run_ranks
-from procgroup.testing.ranks import _Rank, stacks_of
+from procgroup.testing.ranks import _ThreadRank, stacks_of
 from world import placed
 
 RANKS = (1, 2, 3, 4, 7)
@@ -156,7 +156,7 @@ def test_a_stack_is_shown_from_the_ranks_function_on() -> None:
         gate.wait()
 
     with connected_groups(1) as groups:
-        thread = _Rank(groups[0], wait_at_the_gate, threading.Semaphore(0))
+        thread = _ThreadRank(groups[0], wait_at_the_gate, threading.Semaphore(0))
         thread.start()
         entered.wait()
         stacks = stacks_of({5: thread})

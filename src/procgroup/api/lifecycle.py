@@ -27,7 +27,7 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.process import environ, log, process_end
 from procgroup.rendezvous import hosting, urls
 from procgroup.rendezvous.handlers import rendezvous
-from procgroup.rendezvous.join import World, join
+from procgroup.rendezvous.join import JoinedWorld, join
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
@@ -268,13 +268,13 @@ def _make_group(
     group_name: str = GROUP_NAME,
     *,
     goes_on: bool = False,
-) -> tuple[ProcessGroup, World | None]:
+) -> tuple[ProcessGroup, JoinedWorld | None]:
     """Meet the other ranks at ``meeting``; return their group with ``store``, and the world, which one rank has not."""
     size = len(members)
     registry.check_engine(size)
     from procgroup.backends import native  # which check_engine has loaded
 
-    world: World | None = None
+    world: JoinedWorld | None = None
     engine: native.WorldGroup
     if size == 1:
         engine = native.alone(name=config.name, group_name=group_name)

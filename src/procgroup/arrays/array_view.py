@@ -64,7 +64,7 @@ class ArrayView:
 
         if self.count == 0:  # its address may be null
             return numpy.empty(self.shape, f"V{self.itemsize}")
-        return numpy.asarray(_Memory(self))
+        return numpy.asarray(_ExportedMemory(self))
 
     def numbers(self) -> Any:
         """Return a NumPy array over the same memory, of this array's dtype."""
@@ -81,7 +81,7 @@ class ArrayView:
         return elements
 
 
-class _Memory:
+class _ExportedMemory:
     """What NumPy asks of memory at an address."""
 
     def __init__(self, seen: ArrayView) -> None:

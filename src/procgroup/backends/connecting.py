@@ -52,7 +52,7 @@ _PASSING = (
 )
 
 
-class Connection(NamedTuple):
+class PeerConnection(NamedTuple):
     """A proven connection to one rank: its socket and, when it shares memory, its arena."""
 
     peer: int
@@ -75,7 +75,7 @@ class Details(NamedTuple):
     offset: int
     arena: tuple[int, int, int] | None
 
-    def exchange(self, connection: socket.socket, peer: int) -> Steps[Connection]:
+    def exchange(self, connection: socket.socket, peer: int) -> Steps[PeerConnection]:
         """Send this rank's details and receive those of ``peer``."""
         shared = connection.family == socket.AF_UNIX
         message = _DETAILS.pack(os.getpid(), self.offset)
@@ -88,7 +88,7 @@ class Details(NamedTuple):
         yield from send_all(connection, message)
         if not shared:
             pid, offset = _DETAILS.unpack((yield from receive_exactly(connection, _DETAILS.size)))
-            return Connection(peer, connection, pid, offset, None)
+            return PeerConnection(peer, connection, pid, offset, None)
         while True:
             try:
                 message, descriptors, _, _ = socket.recv_fds(connection, _DETAILS.size, 3, socket.MSG_CMSG_CLOEXEC)
@@ -102,7 +102,7 @@ class Details(NamedTuple):
                 os.close(descriptor)
             raise Refused(f"rank {peer} sent no arena")
         pid, offset = _DETAILS.unpack(message)
-        return Connection(peer, connection, pid, offset, (descriptors[0], descriptors[1], descriptors[2]))
+        return PeerConnection(peer, connection, pid, offset, (descriptors[0], descriptors[1], descriptors[2]))
 
 
 def connect_all(
@@ -115,7 +115,7 @@ def connect_all(
     details: Details,
     deadline: float,
     look: Callable[[], None],
-) -> list[Connection]:
+) -> list[PeerConnection]:
     """Connect this rank with every other one; return one connection for each, in the order of the ranks.
 
     ``addresses`` has the addresses of each rank, in the order in which this rank tries them; this rank listens at
@@ -172,8 +172,8 @@ class _Connecting:
         self._details = details
         self._listeners = listeners
         self._selector = selectors.DefaultSelector()
-        self._attempts: dict[_Attempt, Steps[Connection]] = {}  # oldest first
-        self.connections: dict[int, Connection] = {}
+        self._attempts: dict[_Attempt, Steps[PeerConnection]] = {}  # oldest first
+        self.connections: dict[int, PeerConnection] = {}
         self._pauses: dict[int, float] = {}  # of ranks to which an attempt was cut short
         self.due: dict[int, float] = dict.fromkeys(range(rank), 0.0)
         self._problems: dict[int, str] = {}
@@ -231,7 +231,7 @@ class _Connecting:
             events = next(self._attempts[attempt])
         except StopIteration as done:
             self._forget(attempt)
-            connection: Connection = done.value
+            connection: PeerConnection = done.value
             # A rank that connects again lost its first connection before it knew that this side had accepted it.
             if connection.peer in self.connections:
                 self.connections[connection.peer].close()
@@ -248,7 +248,7 @@ class _Connecting:
             else:
                 self._selector.register(attempt.socket, events, attempt)
 
-    def _connect(self, connection: socket.socket, peer: int) -> Steps[Connection]:
+    def _connect(self, connection: socket.socket, peer: int) -> Steps[PeerConnection]:
         address = self._addresses[peer][0]
         number = connection.connect_ex(b"\0" + address.encode() if isinstance(address, str) else tuple(address))
         if number == errno.EINPROGRESS:
@@ -259,7 +259,7 @@ class _Connecting:
         yield from connect_to(connection, self._rank, peer, self._key)
         return (yield from self._details.exchange(connection, peer))
 
-    def _answer(self, attempt: _Attempt) -> Steps[Connection]:
+    def _answer(self, attempt: _Attempt) -> Steps[PeerConnection]:
         peer = yield from accept_from(attempt.socket, self._rank, self._key)
         if not self._rank < peer < self._size:
             raise Refused(f"rank {self._rank} expects no connection from rank {peer}")
@@ -299,7 +299,7 @@ class _Connecting:
         steps.close()
         attempt.socket.close()
 
-    def _forget(self, attempt: _Attempt) -> Steps[Connection]:
+    def _forget(self, attempt: _Attempt) -> Steps[PeerConnection]:
         with suppress(KeyError):
             self._selector.unregister(attempt.socket)
         return self._attempts.pop(attempt)

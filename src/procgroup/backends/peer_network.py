@@ -23,7 +23,7 @@ import time
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from procgroup.backends.connecting import Address, Connection, Details, connect_all
+from procgroup.backends.connecting import Address, Details, PeerConnection, connect_all
 from procgroup.errors import DistNetworkError, Refused
 from procgroup.process import environ
 from procgroup.stores.addresses import listen, numeric
@@ -88,7 +88,7 @@ def _is_loopback(address: str) -> bool:
 class Links(NamedTuple):
     """This rank's connections, and the published data of all ranks."""
 
-    connections: list[Connection]
+    connections: list[PeerConnection]
     hosts: list[int]
     """For each rank the lowest rank with which it shares memory, equal on all ranks."""
     host_names: list[str]
@@ -125,7 +125,7 @@ def connect(start_up: StartUp, key: bytes, details: Details, route: Route | None
         published = [json.loads(value) for value in start_up.exchange("links", json.dumps(entry))]
         addresses = [_addresses_of(entry, other, route) for other in published]
         failure: str | None = None
-        connections: list[Connection] = []
+        connections: list[PeerConnection] = []
         left = start_up.left()
         try:
             for peer, candidates in enumerate(addresses):

@@ -24,7 +24,7 @@ class _Data(ctypes.Union):
     _fields_ = [("string", ctypes.c_char_p), ("largest", ctypes.c_byte * 32)]
 
 
-class _Value(ctypes.Structure):
+class _PmixValue(ctypes.Structure):
     _fields_ = [("type", ctypes.c_uint16), ("data", _Data)]
 
 
@@ -48,7 +48,7 @@ def _broadcast(library: ctypes.CDLL) -> str:
     _call(library, "PMIx_Init", ctypes.byref(me), None, ctypes.c_size_t(0))
     try:
         if me.rank == 0:
-            value = _Value(_STRING, _Data(string=sys.stdin.read().strip().encode()))
+            value = _PmixValue(_STRING, _Data(string=sys.stdin.read().strip().encode()))
             _call(library, "PMIx_Put", ctypes.c_uint8(_GLOBAL), _KEY, ctypes.byref(value))
             _call(library, "PMIx_Commit")
         _call(library, "PMIx_Fence", None, ctypes.c_size_t(0), None, ctypes.c_size_t(0))
@@ -58,7 +58,7 @@ def _broadcast(library: ctypes.CDLL) -> str:
 
 
 def _get(library: ctypes.CDLL, process: _Process) -> str:
-    found = ctypes.POINTER(_Value)()
+    found = ctypes.POINTER(_PmixValue)()
     _call(library, "PMIx_Get", ctypes.byref(process), _KEY, None, ctypes.c_size_t(0), ctypes.byref(found))
     if found.contents.type != _STRING:
         raise _Failed(f"PMIx_Get returned a value of type {found.contents.type}, expected a string ({_STRING})")

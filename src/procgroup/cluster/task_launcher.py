@@ -70,7 +70,7 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 """The first SLURM_STEP_ID that is no step of srun: the batch script, salloc's shell, a login by ssh."""
 
 
-class Task(NamedTuple):
+class LauncherTask(NamedTuple):
     """This process as a launcher's task: the launcher, and its variables with their values."""
 
     launcher: TaskLauncher
@@ -113,7 +113,7 @@ class Task(NamedTuple):
         return int(text)
 
 
-def detect(environment: Mapping[str, str] | None = None) -> Task | None:
+def detect(environment: Mapping[str, str] | None = None) -> LauncherTask | None:
     """Return the task that the environment (by default this process's) describes; None without a launcher."""
     environment = os.environ if environment is None else environment
     for launcher in ALL:
@@ -121,7 +121,7 @@ def detect(environment: Mapping[str, str] | None = None) -> Task | None:
             extra = ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES") if launcher is SLURM else ()
             place = (launcher.rank, launcher.world_size, launcher.local_rank, launcher.local_world_size, *extra)
             names = dict.fromkeys((*launcher.marks, *filter(None, place)))
-            return Task(launcher, {name: environment[name] for name in names if environment.get(name)})
+            return LauncherTask(launcher, {name: environment[name] for name in names if environment.get(name)})
     return None
 
 

@@ -22,14 +22,14 @@ SYSTEM = Path("sys/devices/system")
 
 
 @dataclass(frozen=True)
-class Topology:
+class CpuTopology:
     """The topology of the CPUs in ``usable``, read from the directory ``system``."""
 
     usable: CpuSet
     system: Path
 
     @classmethod
-    def of_this_process(cls, system: Path = Path("/") / SYSTEM) -> Topology:
+    def of_this_process(cls, system: Path = Path("/") / SYSTEM) -> CpuTopology:
         """Return the topology of the CPUs that this process may run on."""
         return cls(frozenset(os.sched_getaffinity(0)), system)
 

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from procgroup.functional import numbers
-from procgroup.functional.fusing import Bundle, Leaf, Leaves, make_bundle
-from procgroup.functional.operations import AllReduce, GatherIntegers, Operation
+from procgroup.functional.fusing import FusedArrays, Leaf, Leaves, make_bundle
+from procgroup.functional.operations import AllReduce, FunctionalOperation, GatherIntegers
 from procgroup.groups.group import ProcessGroup
 from procgroup.types import ReduceOp
 
 
 @dataclass(frozen=True)
-class _Call:
+class _FunctionalCall:
     """The call for the leaves of one dtype and device. ``result`` may be ``given``; ``finish`` is for each result."""
 
-    operation: Operation
-    given: Bundle
-    result: Bundle
+    operation: FunctionalOperation
+    given: FusedArrays
+    result: FusedArrays
     leading: tuple[int, ...]
     finish: Callable[[Any], Any] | None = None
 
 
-def perform(leaves: Leaves, operation: Operation, group: ProcessGroup) -> Any:
+def perform(leaves: Leaves, operation: FunctionalOperation, group: ProcessGroup) -> Any:
     """Make the calls once all are found good: where one is bad, no other rank has seen any of them."""
     group.require_results_at_once(f"functional.{operation.name}")
     calls = deque(_prepare(same, operation, group.size()) for same in leaves.by_dtype())
@@ -41,7 +41,7 @@ def perform(leaves: Leaves, operation: Operation, group: ProcessGroup) -> Any:
     return leaves.rebuild(iter(results))
 
 
-def _prepare(leaves: list[Leaf], operation: Operation, size: int) -> _Call:
+def _prepare(leaves: list[Leaf], operation: FunctionalOperation, size: int) -> _FunctionalCall:
     finish = None
     if isinstance(operation, AllReduce) and leaves[0].is_integer:
         finish = numbers.combiner(operation.op)
@@ -51,4 +51,4 @@ def _prepare(leaves: list[Leaf], operation: Operation, size: int) -> _Call:
     given = make_bundle(leaves, shapes, size if operation.takes_one_per_rank else 1)
     rows = size if operation.returns_one_per_rank else 1
     result = given if operation.in_place else make_bundle(leaves, shapes, rows)
-    return _Call(operation, given, result, (size,) if operation.returns_one_per_rank else (), finish)
+    return _FunctionalCall(operation, given, result, (size,) if operation.returns_one_per_rank else (), finish)

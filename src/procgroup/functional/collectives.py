@@ -22,7 +22,7 @@ from procgroup.functional.operations import (
     AllReduce,
     AllToAll,
     Broadcast,
-    Operation,
+    FunctionalOperation,
     ReduceScatter,
     SendRecv,
 )
@@ -142,7 +142,7 @@ def _quick(
     return group.calls.functional(name, tree, root, source, op, numbers.combine, TAG)
 
 
-def _perform(tree: T, operation: Operation, group: ProcessGroup) -> T:
+def _perform(tree: T, operation: FunctionalOperation, group: ProcessGroup) -> T:
     if tracing.is_active():
         traced: T = tracing.perform(tree, operation, group)
         return traced

@@ -88,7 +88,7 @@ class Leaves:
         return [found[key] for key in sorted(found)]
 
 
-class Bundle:
+class FusedArrays:
     """The memory of several arrays of one dtype. ``array`` is all of it, as the collectives take it."""
 
     def __init__(self, leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> None:
@@ -126,7 +126,7 @@ class Bundle:
         """Return all elements as bytes in the memory of the host."""
         return self._memory
 
-    def copy_from(self, other: Bundle) -> None:
+    def copy_from(self, other: FusedArrays) -> None:
         """Copy all elements of a bundle that is as large."""
         self._memory[...] = other._memory
 
@@ -144,7 +144,7 @@ class Bundle:
         return parts
 
 
-class GpuBundle(Bundle):
+class GpuBundle(FusedArrays):
     """The same in the memory of a GPU, for torch's tensors: all is queued on the current stream."""
 
     def __init__(self, leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> None:
@@ -165,7 +165,7 @@ class GpuBundle(Bundle):
     def host_bytes(self) -> Any:
         return view(self.array.cpu()).elements().tobytes()
 
-    def copy_from(self, other: Bundle) -> None:
+    def copy_from(self, other: FusedArrays) -> None:
         self.array.copy_(other.array)
 
     def clear(self) -> None:
@@ -175,6 +175,6 @@ class GpuBundle(Bundle):
         return list(self.array.view(self._rows, self._width).split(list(map(math.prod, self._shapes)), 1))
 
 
-def make_bundle(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> Bundle:
+def make_bundle(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> FusedArrays:
     """Return the bundle of leaves of one dtype and device."""
-    return (Bundle if leaves[0].seen.device == HOST else GpuBundle)(leaves, shapes, rows)
+    return (FusedArrays if leaves[0].seen.device == HOST else GpuBundle)(leaves, shapes, rows)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from procgroup.errors import ArgumentError
-from procgroup.functional.fusing import Bundle, Leaf
+from procgroup.functional.fusing import FusedArrays, Leaf
 from procgroup.groups.group import ProcessGroup
 from procgroup.types import AnyReduceOp, PremulSum, ReduceOp
 
@@ -38,7 +38,7 @@ class EngineCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Operation(ABC):
+class FunctionalOperation(ABC):
     """One function. Ranks in it are group ranks."""
 
     name: ClassVar[str]
@@ -51,11 +51,11 @@ class Operation(ABC):
     """Whether the result takes the place of what is given."""
 
     @abstractmethod
-    def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+    def run(self, group: ProcessGroup, given: FusedArrays, result: FusedArrays) -> None:
         """Make the group's call."""
 
     @abstractmethod
-    def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+    def check(self, group: ProcessGroup, given: FusedArrays, result: FusedArrays) -> None:
         """Raise what the group's call would raise for these arrays; nothing is issued."""
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Operation(ABC):
         leading = (size,) if self.returns_one_per_rank else ()
         return (*leading, *self.part_shape(leaf, size))
 
-    def transposed(self) -> Operation | None:
+    def transposed(self) -> FunctionalOperation | None:
         """Return the transposed operation, which takes the cotangents of the results; None where there is none."""
         return None
 
@@ -93,20 +93,20 @@ class Operation(ABC):
 
 
 @dataclass(frozen=True)
-class Collective(Operation):
+class Collective(FunctionalOperation):
     """A function that is one method of the group."""
 
     method: ClassVar[str]
     """The group's method that moves the elements."""
 
     @abstractmethod
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+    def arguments(self, given: FusedArrays, result: FusedArrays) -> tuple[Any, ...]:
         """Return the arguments of the group's method."""
 
-    def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+    def run(self, group: ProcessGroup, given: FusedArrays, result: FusedArrays) -> None:
         getattr(group, self.method)(*self.arguments(given, result))
 
-    def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+    def check(self, group: ProcessGroup, given: FusedArrays, result: FusedArrays) -> None:
         group.check_collective(self.method, *self.arguments(given, result))
 
 
@@ -119,13 +119,13 @@ class AllReduce(Collective):
     name: ClassVar[str] = "all_reduce"
     in_place: ClassVar[bool] = True
 
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+    def arguments(self, given: FusedArrays, result: FusedArrays) -> tuple[Any, ...]:
         return given.array, self.op
 
     def engine_call(self) -> EngineCall:
         return EngineCall("all_reduce", reduce_op=self.op)
 
-    def transposed(self) -> Operation | None:
+    def transposed(self) -> FunctionalOperation | None:
         return self if self.op in (ReduceOp.SUM, ReduceOp.AVG) else None
 
     def describe(self) -> str:
@@ -141,13 +141,13 @@ class Broadcast(Collective):
     name: ClassVar[str] = "broadcast"
     in_place: ClassVar[bool] = True
 
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+    def arguments(self, given: FusedArrays, result: FusedArrays) -> tuple[Any, ...]:
         return given.array, self.root
 
     def engine_call(self) -> EngineCall:
         return EngineCall("broadcast", self.root)
 
-    def transposed(self) -> Operation:
+    def transposed(self) -> FunctionalOperation:
         return ReduceToRoot(self.root)
 
 
@@ -160,10 +160,10 @@ class ReduceToRoot(Collective):
     name: ClassVar[str] = "broadcast, transposed"
     in_place: ClassVar[bool] = True
 
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+    def arguments(self, given: FusedArrays, result: FusedArrays) -> tuple[Any, ...]:
         return given.array, self.root, ReduceOp.SUM
 
-    def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+    def run(self, group: ProcessGroup, given: FusedArrays, result: FusedArrays) -> None:
         super().run(group, given, result)
         if group.rank() != self.root:
             given.clear()
@@ -171,7 +171,7 @@ class ReduceToRoot(Collective):
     def engine_call(self) -> EngineCall:
         return EngineCall("reduce", self.root, reduce_op=ReduceOp.SUM)
 
-    def transposed(self) -> Operation:
+    def transposed(self) -> FunctionalOperation:
         return Broadcast(self.root)
 
 
@@ -183,13 +183,13 @@ class AllGather(Collective):
     name: ClassVar[str] = "all_gather"
     returns_one_per_rank: ClassVar[bool] = True
 
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+    def arguments(self, given: FusedArrays, result: FusedArrays) -> tuple[Any, ...]:
         return result.array, given.array
 
     def engine_call(self) -> EngineCall:
         return EngineCall("all_gather")
 
-    def transposed(self) -> Operation:
+    def transposed(self) -> FunctionalOperation:
         return ReduceScatter(ReduceOp.SUM)
 
 
@@ -201,7 +201,7 @@ class GatherIntegers(AllGather):
     method: ClassVar[str] = "all_gather_integers"
     name: ClassVar[str] = "all_reduce"
 
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+    def arguments(self, given: FusedArrays, result: FusedArrays) -> tuple[Any, ...]:
         return result.array, given.array, self.op
 
 
@@ -214,13 +214,13 @@ class ReduceScatter(Collective):
     name: ClassVar[str] = "reduce_scatter"
     takes_one_per_rank: ClassVar[bool] = True
 
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+    def arguments(self, given: FusedArrays, result: FusedArrays) -> tuple[Any, ...]:
         return result.array, given.array, self.op
 
     def engine_call(self) -> EngineCall:
         return EngineCall("reduce_scatter", reduce_op=self.op)
 
-    def transposed(self) -> Operation | None:
+    def transposed(self) -> FunctionalOperation | None:
         return AllGather() if self.op in (ReduceOp.SUM, ReduceOp.AVG) else None
 
     def cotangent(self, given: Any, size: int) -> Any:
@@ -239,25 +239,25 @@ class AllToAll(Collective):
     takes_one_per_rank: ClassVar[bool] = True
     returns_one_per_rank: ClassVar[bool] = True
 
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+    def arguments(self, given: FusedArrays, result: FusedArrays) -> tuple[Any, ...]:
         return result.array, given.array, None, None
 
     def engine_call(self) -> EngineCall:
         return EngineCall("all_to_all")
 
-    def transposed(self) -> Operation:
+    def transposed(self) -> FunctionalOperation:
         return self
 
 
 @dataclass(frozen=True)
-class SendRecv(Operation):
+class SendRecv(FunctionalOperation):
     """Send to ``destination`` and receive from ``source``, at the same time."""
 
     destination: int
     source: int
     name: ClassVar[str] = "sendrecv"
 
-    def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+    def run(self, group: ProcessGroup, given: FusedArrays, result: FusedArrays) -> None:
         if self._stays_here(group):
             result.copy_from(given)
             return
@@ -266,7 +266,7 @@ class SendRecv(Operation):
         assert sending is not None
         sending.wait()
 
-    def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+    def check(self, group: ProcessGroup, given: FusedArrays, result: FusedArrays) -> None:
         if not self._stays_here(group):
             group.check_message("send", given.array, self.destination, TAG)
 
@@ -276,7 +276,7 @@ class SendRecv(Operation):
     def _stays_here(self, group: ProcessGroup) -> bool:
         return self.destination == self.source == group.rank()
 
-    def transposed(self) -> Operation:
+    def transposed(self) -> FunctionalOperation:
         return SendRecv(self.source, self.destination)
 
 

@@ -41,7 +41,7 @@ from procgroup.arrays.array_view import DTYPES, ArrayView
 from procgroup.errors import DistBackendError
 from procgroup.functional.calls import perform as perform_now
 from procgroup.functional.fusing import Leaf, LeafName, Leaves
-from procgroup.functional.operations import TAG, EngineCall, Operation
+from procgroup.functional.operations import TAG, EngineCall, FunctionalOperation
 from procgroup.functional.trees import flatten
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.issue import inside_awaited_call
@@ -54,7 +54,7 @@ class TracedCall:
     ``line`` is the number of the line of the program that was traced, which errors and flight records name.
     """
 
-    operation: Operation | None
+    operation: FunctionalOperation | None
     group: ProcessGroup
     line: int
 
@@ -83,7 +83,7 @@ def is_tracing() -> bool:
     return bool(get_opaque_trace_state(convention="nnx") != _NOT_TRACING)
 
 
-def perform(tree: Any, operation: Operation, group: ProcessGroup) -> Any:
+def perform(tree: Any, operation: FunctionalOperation, group: ProcessGroup) -> Any:
     """Make an operation part of what is traced; return the tree of its results."""
     values, rebuild = flatten(tree)
     arrays = [_as_jax(LeafName(tree, index), value) for index, value in enumerate(values)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from procgroup.functional.operations import Operation
+from procgroup.functional.operations import FunctionalOperation
 from procgroup.groups.group import ProcessGroup
 
 
@@ -20,7 +20,7 @@ def is_active() -> bool:
     return traced is not None and bool(traced.is_tracing())
 
 
-def perform(tree: Any, operation: Operation, group: ProcessGroup) -> Any:
+def perform(tree: Any, operation: FunctionalOperation, group: ProcessGroup) -> Any:
     """Make an operation part of what JAX traces; return the tree of its results."""
     return _traced().perform(tree, operation, group)
 

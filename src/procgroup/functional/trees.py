@@ -11,7 +11,7 @@ Rebuild = Callable[[Iterator[Any]], Any]
 
 
 @dataclass(frozen=True)
-class _Node:
+class _TreeNode:
     """One level of a tree: its children, how one writes them behind the tree's name, and what builds it of new ones."""
 
     names: Sequence[str]
@@ -46,13 +46,13 @@ def _walk(tree: Any, leaves: list[Any]) -> Rebuild:
     return lambda found: node.build([part(found) for part in parts])
 
 
-def _open(tree: Any) -> _Node | None:
+def _open(tree: Any) -> _TreeNode | None:
     """Return the level below a tree; None for a leaf."""
     if tree is None:
-        return _Node((), (), lambda _: None)
+        return _TreeNode((), (), lambda _: None)
     if isinstance(tree, dict):
         keys = sorted(tree, key=lambda key: (type(key).__name__, repr(key)))
-        return _Node(
+        return _TreeNode(
             [f"[{key!r}]" for key in keys],
             [tree[key] for key in keys],
             lambda values: _like_dict(tree, dict(zip(keys, values, strict=True))),
@@ -60,7 +60,7 @@ def _open(tree: Any) -> _Node | None:
     if isinstance(tree, (list, tuple)):
         fields = getattr(tree, "_fields", None)
         names = [f".{field}" for field in fields] if fields else [f"[{index}]" for index in range(len(tree))]
-        return _Node(names, tree, lambda values: _like_sequence(tree, values))
+        return _TreeNode(names, tree, lambda values: _like_sequence(tree, values))
     return _known_to_jax(tree)
 
 
@@ -73,7 +73,7 @@ def _like_sequence(tree: Sequence[Any], values: list[Any]) -> Any:
     return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)  # type: ignore[call-arg]
 
 
-def _known_to_jax(tree: Any) -> _Node | None:
+def _known_to_jax(tree: Any) -> _TreeNode | None:
     """Return the level below a node that was registered with JAX; None for leaves."""
     trees = getattr(sys.modules.get("jax"), "tree_util", None)  # None too while another thread imports JAX
     if trees is None or hasattr(tree, "dtype"):
@@ -82,4 +82,4 @@ def _known_to_jax(tree: Any) -> _Node | None:
     if trees.treedef_is_leaf(structure):
         return None
     names = [trees.keystr(path) for path, _ in children]
-    return _Node(names, [child for _, child in children], structure.unflatten)
+    return _TreeNode(names, [child for _, child in children], structure.unflatten)

@@ -20,8 +20,8 @@ from procgroup.errors import CollectiveMismatch, DistBackendError, MalformedObje
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_format import (
     HEADER_BYTES,
-    Header,
     IncomingObjects,
+    ObjectHeader,
     OutgoingObjects,
     make_header,
     pack_whole_objects,
@@ -117,7 +117,9 @@ class ObjectCall:
                     return made
                 raise self.unpickling_failed(*failed, self.headers[failed[0]]) from failed[2]
         header = (
-            Header(self.kind, self.root, count).pack() if objects is None else self._pack(objects, self.send_to_all)
+            ObjectHeader(self.kind, self.root, count).pack()
+            if objects is None
+            else self._pack(objects, self.send_to_all)
         )
         self.headers = self.send_to_all(header)
         whole = _native.whole_objects(self.headers, self.kind, self.root, count)
@@ -191,7 +193,7 @@ class ObjectCall:
                     raise self.unpickling_failed(source, index, error, self.headers[source]) from error
         return made
 
-    def agree(self) -> list[Header]:
+    def agree(self) -> list[ObjectHeader]:
         """Parse the headers of all ranks, and compare them.
 
         Raises PicklingFailed when a rank cannot pickle, CollectiveMismatch when the ranks make different calls.
@@ -202,19 +204,19 @@ class ObjectCall:
         self._compare(headers)
         return headers
 
-    def require_pickled(self, source: int, header: Header) -> None:
+    def require_pickled(self, source: int, header: ObjectHeader) -> None:
         """Raise PicklingFailed when a header says that its rank could not pickle."""
         if header.error is not None:
             raise PicklingFailed(source=source, reason=header.error, **self.error_data())
 
-    def read_header(self, source: int, raw: bytes) -> Header:
+    def read_header(self, source: int, raw: bytes) -> ObjectHeader:
         """Parse a rank's header. Raises DistBackendError when it is malformed."""
         try:
-            return Header.unpack(raw)
+            return ObjectHeader.unpack(raw)
         except MalformedObjects as error:
             raise self.malformed(source, error) from None
 
-    def incoming(self, source: int, header: Header, metadata: bytes | None = None) -> IncomingObjects:
+    def incoming(self, source: int, header: ObjectHeader, metadata: bytes | None = None) -> IncomingObjects:
         """Return a rank's objects, not allocated yet. Raises DistBackendError when its metadata is malformed.
 
         The metadata are in the header unless they are given.
@@ -245,7 +247,7 @@ class ObjectCall:
         reason = f"{type(error).__name__}: {error}"
         return UnpicklingFailed(source=source, kind=type_name, reason=reason, safe=self.safe, **self.error_data())
 
-    def allocate(self, headers: Sequence[Header], incoming: Sequence[IncomingObjects]) -> None:
+    def allocate(self, headers: Sequence[ObjectHeader], incoming: Sequence[IncomingObjects]) -> None:
         """Allocate memory for what this rank receives.
 
         When the ranks move much in all, a rank without memory makes the call raise on every rank.
@@ -281,7 +283,7 @@ class ObjectCall:
         )
 
     def _error_header(self, error: BaseException) -> bytes:
-        return Header(self.kind, self.root, 0, exit_reason.describe(error, _TEXT_CHARACTERS)).pack()
+        return ObjectHeader(self.kind, self.root, 0, exit_reason.describe(error, _TEXT_CHARACTERS)).pack()
 
     def _agree_on_memory(self, problem: MemoryError | None) -> None:
         mine = np.array([problem is not None], np.uint8)
@@ -296,14 +298,14 @@ class ObjectCall:
                     f"{self.group.size()}): rank {rank} has no memory for the objects; nothing was received."
                 )
 
-    def _compare(self, headers: Sequence[Header]) -> None:
+    def _compare(self, headers: Sequence[ObjectHeader]) -> None:
         """Compare the calls of all ranks: kind, root, and the length of lists that must be equally long."""
         calls = {rank: _describe(header) for rank, header in enumerate(headers)}
         if len(set(calls.values())) > 1:
             raise CollectiveMismatch(calls=calls, sequence=0, **self.error_data())
 
 
-def _describe(header: Header) -> str:
+def _describe(header: ObjectHeader) -> str:
     name = NAMES[Kind(header.kind)] if header.kind in list(Kind) else f"call {header.kind}"
     root = "" if header.kind == Kind.ALL_GATHER else f", root {header.root}"
     return f"{name}({header.count} objects{root})"

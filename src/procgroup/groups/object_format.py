@@ -44,7 +44,7 @@ ALLOCATION_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Segment:
+class ObjectSegment:
     """Buffers ``first`` to ``last - 1``, moved together as ``size`` bytes; buffer ``i`` begins at ``offsets[i]``."""
 
     first: int
@@ -58,26 +58,26 @@ class Segment:
         return self.last - self.first > 1
 
 
-def split_into_segments(sizes: Sequence[int], iovecs: bool = False) -> list[Segment]:
+def split_into_segments(sizes: Sequence[int], iovecs: bool = False) -> list[ObjectSegment]:
     """Split buffers of these sizes into segments; with ``iovecs`` they need no packing, so the segments are larger."""
     direct, limit = (ALLOCATION_BYTES, ALLOCATION_BYTES) if iovecs else (DIRECT_BYTES, PACKED_BYTES)
-    segments: list[Segment] = []
+    segments: list[ObjectSegment] = []
     first, end = 0, 0
     offsets: list[int] = []
     for index, size in enumerate(sizes):
         begin = (end + _ALIGNMENT - 1) & -_ALIGNMENT
         if begin + size > limit or size >= direct:
             if offsets:
-                segments.append(Segment(first, index, end, tuple(offsets)))
+                segments.append(ObjectSegment(first, index, end, tuple(offsets)))
             first, begin, offsets = index, 0, []
         if size >= direct:
-            segments.append(Segment(index, index + 1, size, (0,)))
+            segments.append(ObjectSegment(index, index + 1, size, (0,)))
             first, end = index + 1, 0
         else:
             offsets.append(begin)
             end = begin + size
     if offsets:
-        segments.append(Segment(first, len(sizes), end, tuple(offsets)))
+        segments.append(ObjectSegment(first, len(sizes), end, tuple(offsets)))
     return segments
 
 
@@ -98,7 +98,7 @@ class OutgoingObjects:
         return [buffer.nbytes for buffer in self._buffers]
 
     @cached_property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[ObjectSegment]:
         """The segments in which the payload moves."""
         return split_into_segments(self._sizes, self._takes_iovecs)
 
@@ -138,7 +138,7 @@ class OutgoingObjects:
 
 
 @dataclass(frozen=True)
-class Header:
+class ObjectHeader:
     """One rank's header: the call, the number of objects, the sizes, and the bytes that fit into the header."""
 
     kind: int
@@ -158,15 +158,15 @@ class Header:
         )
 
     @staticmethod
-    def unpack(raw: bytes) -> Header:
+    def unpack(raw: bytes) -> ObjectHeader:
         """Parse a header. Raises MalformedObjects."""
         fields = _native.unpack_object_header(raw)
         if fields is None:
             raise MalformedObjects("this is no object of this version of procgroup")
         kind, root, count, failed, metadata, payload, inline = fields
         if failed:
-            return Header(kind, root, count, inline.decode(errors="replace"))
-        return Header(kind, root, count, None, metadata, payload, inline)
+            return ObjectHeader(kind, root, count, inline.decode(errors="replace"))
+        return ObjectHeader(kind, root, count, None, metadata, payload, inline)
 
     @property
     def holds_metadata(self) -> bool:
@@ -187,24 +187,24 @@ def pack_whole_objects(kind: int, root: int, pickled: Sequence[Pickled]) -> byte
     return _native.pack_whole_objects(kind, root, names, [each.stream for each in pickled])
 
 
-def make_header(kind: int, root: int, count: int, outgoing: OutgoingObjects) -> Header:
+def make_header(kind: int, root: int, count: int, outgoing: OutgoingObjects) -> ObjectHeader:
     """Return the header of a rank that sends ``outgoing``."""
     sizes = (len(outgoing.metadata), outgoing.payload_size)
-    header = Header(kind, root, count, None, *sizes)
+    header = ObjectHeader(kind, root, count, None, *sizes)
     inline = outgoing.metadata if header.holds_metadata else b""
     if header.holds_payload:
         inline += b"".join(outgoing.segment(index).tobytes() for index in range(len(outgoing.segments)))
-    return Header(kind, root, count, None, *sizes, inline)
+    return ObjectHeader(kind, root, count, None, *sizes, inline)
 
 
 class IncomingObjects:
     """Objects of another rank: memory for their payload, which is then unpickled."""
 
-    def __init__(self, header: Header, metadata: bytes, iovecs: bool = False) -> None:
+    def __init__(self, header: ObjectHeader, metadata: bytes, iovecs: bool = False) -> None:
         """Parse the metadata. Raises MalformedObjects when it contradicts the header."""
         self.items: list[tuple[str, int]]
         self.items, self._sizes = _read_metadata(metadata, header.count)
-        self.segments: list[Segment] = split_into_segments(self._sizes, iovecs)
+        self.segments: list[ObjectSegment] = split_into_segments(self._sizes, iovecs)
         if sum(segment.size for segment in self.segments) != header.payload_size:
             raise MalformedObjects(f"the buffers do not add up to the {header.payload_size} bytes that were announced")
         self._memory: list[Bytes] = []

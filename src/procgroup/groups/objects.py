@@ -15,7 +15,7 @@ import numpy as np
 from procgroup.errors import CollectiveMismatch
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_call import NONE, Kind, ObjectCall
-from procgroup.groups.object_format import Bytes, Header, IncomingObjects, OutgoingObjects, make_header
+from procgroup.groups.object_format import Bytes, IncomingObjects, ObjectHeader, OutgoingObjects, make_header
 from procgroup.groups.pickling import loader
 from procgroup.types import Timeout
 
@@ -165,7 +165,7 @@ def recv(
     return call.unpickle(source, incoming), source
 
 
-def _scatter_from_root(call: ObjectCall, announced: Sequence[Header], pickled: OutgoingObjects) -> Any:
+def _scatter_from_root(call: ObjectCall, announced: Sequence[ObjectHeader], pickled: OutgoingObjects) -> Any:
     group, root = call.group, call.root
     outgoing = [OutgoingObjects([each]) for each in pickled.pickled]
     headers = [make_header(call.kind, root, 1, each) for each in outgoing]
@@ -181,7 +181,7 @@ def _scatter_from_root(call: ObjectCall, announced: Sequence[Header], pickled: O
     return call.unpickle(root, own)[0]
 
 
-def _gather_metadata(call: ObjectCall, headers: Sequence[Header], outgoing: OutgoingObjects) -> list[bytes]:
+def _gather_metadata(call: ObjectCall, headers: Sequence[ObjectHeader], outgoing: OutgoingObjects) -> list[bytes]:
     """Return the metadata of all ranks: from the headers, or by one more call when some rank's is longer."""
     if all(header.holds_metadata for header in headers):
         return [header.inline[: header.metadata_size] for header in headers]
@@ -208,18 +208,22 @@ def _copy(outgoing: OutgoingObjects, incoming: IncomingObjects) -> None:
         incoming.memory(index)[:] = outgoing.segment(index)
 
 
-def _send_metadata(call: ObjectCall, outgoing: OutgoingObjects, header: Header, destination: int, tag: int) -> None:
+def _send_metadata(
+    call: ObjectCall, outgoing: OutgoingObjects, header: ObjectHeader, destination: int, tag: int
+) -> None:
     if not header.holds_metadata:
         call.group.send(np.frombuffer(outgoing.metadata, np.uint8), destination, tag, timeout=call.left)
 
 
-def _send_segments(call: ObjectCall, outgoing: OutgoingObjects, header: Header, destination: int, tag: int) -> None:
+def _send_segments(
+    call: ObjectCall, outgoing: OutgoingObjects, header: ObjectHeader, destination: int, tag: int
+) -> None:
     if not header.holds_payload:
         for index in range(len(outgoing.segments)):
             call.group.send(outgoing.segment(index), destination, tag, timeout=call.left)
 
 
-def _recv_metadata(call: ObjectCall, header: Header, source: int, tag: int) -> bytes:
+def _recv_metadata(call: ObjectCall, header: ObjectHeader, source: int, tag: int) -> bytes:
     if header.holds_metadata:
         return header.inline[: header.metadata_size]
     metadata = np.empty(header.metadata_size, np.uint8)

@@ -20,7 +20,7 @@ from procgroup.launch.deadlines import RESOLVE_SECONDS
 from procgroup.launch.hosted_store import ReservedPort, WorkerStore
 from procgroup.launch.job_plan import JobPlan
 from procgroup.launch.output.sinks import flush, move_bytes, open_sinks
-from procgroup.launch.program import CommandProgram, Round
+from procgroup.launch.program import CommandProgram, RankRound
 from procgroup.process.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
 from procgroup.stores import addresses
 from procgroup.types import Endpoint
@@ -58,7 +58,7 @@ _FLAGS: dict[str, Sequence[str]] = {
 }
 
 
-class Line(NamedTuple):
+class PlannedLine(NamedTuple):
     """A name, its value, and the source of the value."""
 
     name: str
@@ -95,33 +95,35 @@ def describe(
     return "\n".join(text + [f"\nnote: {note}" for note in notes])
 
 
-def _head(options: argparse.Namespace, program: CommandProgram, meeting: MeetingPlan | None) -> Iterator[Line]:
+def _head(options: argparse.Namespace, program: CommandProgram, meeting: MeetingPlan | None) -> Iterator[PlannedLine]:
     plan = program.plan
     node = _AT_START if plan.kind == "elastic" else str(options.node_rank) if meeting is not None else "0"
-    yield Line("host", socket.gethostname())
+    yield PlannedLine("host", socket.gethostname())
     sources = ("nnodes",) if meeting is None else ("nnodes", "node_rank")
-    yield Line("node", f"{node}, of {options.nnodes}", _sources(options, sources))
-    yield Line("command", shlex.join(program.command))
-    yield from (Line("store", text) for text in (_own_store(plan) if meeting is None else _meeting(meeting)))
+    yield PlannedLine("node", f"{node}, of {options.nnodes}", _sources(options, sources))
+    yield PlannedLine("command", shlex.join(program.command))
+    yield from (PlannedLine("store", text) for text in (_own_store(plan) if meeting is None else _meeting(meeting)))
     for name, source in options.sources.items():
         if source != "default" and name != "dry_run":
-            yield Line("--" + name.replace("_", "-"), without_password(options.texts[name]), source)
+            yield PlannedLine("--" + name.replace("_", "-"), without_password(options.texts[name]), source)
 
 
-def _title(lines: Sequence[Line], local_rank: int) -> str:
+def _title(lines: Sequence[PlannedLine], local_rank: int) -> str:
     rank = next(line.value for line in lines if line.name == "RANK")
     return f"rank {rank}, local rank {local_rank}, on {socket.gethostname()}"
 
 
-def _own_lines(options: argparse.Namespace, program: CommandProgram, local_rank: int) -> Iterator[Line]:
+def _own_lines(options: argparse.Namespace, program: CommandProgram, local_rank: int) -> Iterator[PlannedLine]:
     command = program.command_of(local_rank)
     if command != list(program.command):
-        yield Line("command", shlex.join(command))
+        yield PlannedLine("command", shlex.join(command))
     if program.placement.cpus:
-        yield Line("CPUs", format_cpus(program.placement.cpus[local_rank]), options.sources["numa_binding"])
+        yield PlannedLine("CPUs", format_cpus(program.placement.cpus[local_rank]), options.sources["numa_binding"])
 
 
-def _variables(options: argparse.Namespace, program: CommandProgram, node_rank: int, local_rank: int) -> list[Line]:
+def _variables(
+    options: argparse.Namespace, program: CommandProgram, node_rank: int, local_rank: int
+) -> list[PlannedLine]:
     """Return the variables that the launcher sets for a rank, sorted by name."""
     plan = program.plan
     round_ = _likely_round(plan, node_rank)
@@ -131,15 +133,15 @@ def _variables(options: argparse.Namespace, program: CommandProgram, node_rank: 
     values[PROCGROUP_JOB_KEY.name] = "(a secret, not shown)"
     if options.log_dir and options.log_dir != os.devnull:
         values["TORCHELASTIC_ERROR_FILE"] = f"below {options.log_dir}"
-    return [Line(name, values[name], _source(options, name, values[name])) for name in sorted(names)]
+    return [PlannedLine(name, values[name], _source(options, name, values[name])) for name in sorted(names)]
 
 
-def _likely_round(plan: JobPlan, node_rank: int) -> Round:
+def _likely_round(plan: JobPlan, node_rank: int) -> RankRound:
     """Return the first round of the job, assuming that all nodes are like this one."""
     nodes = plan.max_nodes
     address = plan.master_addr if plan.kind == "static" else plan.local_addr or plan.master_addr
     store = WorkerStore(address, plan.master_port, 0, PROCGROUP_JOB_KEY.get())
-    return Round(0, 0, node_rank, socket.gethostname(), (plan.processes,) * nodes, (plan.role,) * nodes, store)
+    return RankRound(0, 0, node_rank, socket.gethostname(), (plan.processes,) * nodes, (plan.role,) * nodes, store)
 
 
 def _unknown(options: argparse.Namespace, plan: JobPlan, node_rank: int) -> Iterator[str]:
@@ -213,7 +215,7 @@ def _probe(endpoint: Endpoint) -> _Probe:
     return _Probe(False, problem)
 
 
-def _aligned(lines: Sequence[Line] | Iterator[Line]) -> list[str]:
+def _aligned(lines: Sequence[PlannedLine] | Iterator[PlannedLine]) -> list[str]:
     """Return the lines in columns; a long value does not widen them."""
     lines = list(lines)
     names = max((len(line.name) for line in lines), default=0)

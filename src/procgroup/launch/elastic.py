@@ -21,7 +21,7 @@ from typing import Any
 
 from procgroup.errors import RendezvousError
 from procgroup.launch import flags
-from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.failure import RankFailure
 from procgroup.launch.failures.report import first_failure
 from procgroup.launch.output.log_options import from_torch_template
 from procgroup.launch.program import CommandProgram
@@ -143,7 +143,7 @@ def _comma_list(words: Sequence[str] | None) -> str:
     return ",".join(word.replace(",", ",,") for word in words or ())
 
 
-def _error(status: int, failures: Sequence[Failure]) -> BaseException:
+def _error(status: int, failures: Sequence[RankFailure]) -> BaseException:
     if not failures:
         return _error_without_failures(status)
     first = first_failure(failures)

@@ -19,21 +19,21 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from procgroup.launch.deadlines import REPORT_SECONDS, RESTART_REPORT_SECONDS
-from procgroup.launch.program import Round
-from procgroup.launch.supervisor import Outcome, Supervisor
+from procgroup.launch.program import RankRound
+from procgroup.launch.supervisor import JobOutcome, Supervisor
 
 if TYPE_CHECKING:
     from procgroup.launch.events import Events
-    from procgroup.launch.failures.failure import Failure
+    from procgroup.launch.failures.failure import RankFailure
 
 
-def run_one_node(ranks: Supervisor, events: Events | None, *, reports: bool) -> Outcome:
+def run_one_node(ranks: Supervisor, events: Events | None, *, reports: bool) -> JobOutcome:
     """Run the ranks until all have succeeded, no restart is left, or a signal has ended them.
 
     ``events``, if given, writes the end for other programs. With ``reports`` the failures are printed.
     """
     plan = ranks.program.plan
-    failures: Sequence[Failure] = ()
+    failures: Sequence[RankFailure] = ()
     status, reason = 0, ""
     for restarts in count():
         try:
@@ -42,7 +42,7 @@ def run_one_node(ranks: Supervisor, events: Events | None, *, reports: bool) -> 
             status, reason = 1, str(error)
             break
         host = plan.host or socket.gethostname()
-        _run_round(ranks, Round(restarts, restarts, 0, host, (plan.processes,), (plan.role,), store))
+        _run_round(ranks, RankRound(restarts, restarts, 0, host, (plan.processes,), (plan.role,), store))
         if ranks.received is not None:
             return ranks.finish(0)
         if ranks.group.has_succeeded:
@@ -58,7 +58,7 @@ def run_one_node(ranks: Supervisor, events: Events | None, *, reports: bool) -> 
     return ranks.finish(status, failures)
 
 
-def _run_round(ranks: Supervisor, round_: Round) -> None:
+def _run_round(ranks: Supervisor, round_: RankRound) -> None:
     """Start the ranks, and return when all have ended: by themselves, after a failure, or by a signal."""
     most = ranks.program.plan.max_restarts
     is_last = round_.restarts == most

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from procgroup.launch.hosted_store import HostedStore, ReservedPort, WorkerStore
 from procgroup.launch.job_plan import JobPlan
-from procgroup.launch.output.job_output import JobOutput, Place
+from procgroup.launch.output.job_output import JobOutput, OutputPlace
 from procgroup.launch.ranks.placement import Placement
 from procgroup.launch.ranks.rank_process import RankPlan, describe_error
 from procgroup.process.environ import (
@@ -21,7 +21,7 @@ from procgroup.process.environ import (
 )
 
 
-class Round(NamedTuple):
+class RankRound(NamedTuple):
     """One start of the job's ranks, as the node ``node_rank`` sees it; ``host`` is that node's name in messages.
 
     ``processes`` and ``roles`` have an entry for each node, in the order of the node ranks. ``restarts`` counts the
@@ -71,16 +71,16 @@ class CommandProgram:
             port = f" --master-port {self.plan.master_port}" if self.plan.master_port else ""
             raise OSError(f"cannot use {flag} {address}{port}: {describe_error(error)}") from error
 
-    def plans(self, round_: Round, output: JobOutput) -> list[RankPlan]:
+    def plans(self, round_: RankRound, output: JobOutput) -> list[RankPlan]:
         """Return the ranks to start on this node, and prepare the places of their output."""
         node_rank, first = round_.node_rank, round_.first_rank
         processes = round_.processes[node_rank]
-        place = Place(self.plan.max_nodes, node_rank, round_.host, round_.roles[node_rank])
+        place = OutputPlace(self.plan.max_nodes, node_rank, round_.host, round_.roles[node_rank])
         output.begin_attempt(round_.number, range(first, first + processes), place)
         address = output.progress.address if output.progress is not None else ""
         return [self._plan(round_, local_rank, output, address) for local_rank in range(processes)]
 
-    def _plan(self, round_: Round, local_rank: int, output: JobOutput, report_address: str) -> RankPlan:
+    def _plan(self, round_: RankRound, local_rank: int, output: JobOutput, report_address: str) -> RankPlan:
         rank = round_.first_rank + local_rank
         of_rank = output.of_rank(rank, local_rank)
         environment = self.environment(round_, local_rank, os.environ, of_rank.error_file, report_address)
@@ -92,7 +92,12 @@ class CommandProgram:
         return [part.replace("${local_rank}", str(local_rank)) for part in self.command]
 
     def environment(
-        self, round_: Round, local_rank: int, base: Mapping[str, str], error_file: str = "", report_address: str = ""
+        self,
+        round_: RankRound,
+        local_rank: int,
+        base: Mapping[str, str],
+        error_file: str = "",
+        report_address: str = "",
     ) -> dict[str, str]:
         """Return the whole environment of one rank of a round, on top of the launcher's own (``base``).
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from procgroup.launch.output.job_output import JobOutput
     from procgroup.launch.program import CommandProgram
     from procgroup.launch.ranks.placement import Placement
-    from procgroup.launch.supervisor import Outcome
+    from procgroup.launch.supervisor import JobOutcome
 
 
 def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
@@ -103,7 +103,7 @@ def supervise(
     *,
     reports: bool = True,
     shares_console: bool = False,
-) -> Outcome:
+) -> JobOutcome:
     """Run the program's ranks to the end of the job. With ``reports`` the failures that ended it are printed."""
     from procgroup.launch.supervisor import Supervisor
 

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from procgroup.launch.deadlines import shutdown_seconds
 from procgroup.launch.hosted_store import HostedStore, WorkerStore
 from procgroup.launch.output.job_output import JobOutput
-from procgroup.launch.program import CommandProgram, Round
+from procgroup.launch.program import CommandProgram, RankRound
 from procgroup.launch.ranks.rank_process import HungRanks
 from procgroup.launch.ranks.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
-    from procgroup.launch.failures.failure import Failure
+    from procgroup.launch.failures.failure import RankFailure
 
 
-class Outcome(NamedTuple):
+class JobOutcome(NamedTuple):
     """The end of a job on this node: its exit status, the failures that ended it, and the ranks that ran here last."""
 
     status: int
-    failures: Sequence[Failure]
+    failures: Sequence[RankFailure]
     ranks: Sequence[int]
 
 
@@ -90,7 +90,7 @@ class Supervisor:
                 earlier.close()
         return self._store.record()
 
-    def start(self, round_: Round) -> None:
+    def start(self, round_: RankRound) -> None:
         """Start the ranks of a round; a signal that ends them ends the start, too."""
         plan = self.program.plan
         self.group.close()
@@ -145,7 +145,7 @@ class Supervisor:
 
         return summary(failures), first_failure(failures).exit_status
 
-    def report(self, failures: Sequence[Failure], reason: str = "") -> None:
+    def report(self, failures: Sequence[RankFailure], reason: str = "") -> None:
         """Print the end of a job that failed, after the ranks' output: its failures, or the ``reason`` without any."""
         self.output.move_bytes((), (), 0.0)  # an output that cannot be written is reported before
         if failures:
@@ -155,7 +155,7 @@ class Supervisor:
         elif reason and reason != self.group.incomplete:
             self.output.say(f"the job has ended: {reason}")
 
-    def finish(self, status: int, failures: Sequence[Failure] = ()) -> Outcome:
+    def finish(self, status: int, failures: Sequence[RankFailure] = ()) -> JobOutcome:
         """Write all pending output and return how the job has ended; a signal decides the status.
 
         The output is dropped after a signal where its reader does not read.
@@ -169,7 +169,7 @@ class Supervisor:
         was_interrupted()
         self.output.flush(self.group.streams, self._inbox.descriptor, was_interrupted)
         status = status if self.received is None else 128 + self.received
-        return Outcome(status, failures, [rank.rank for rank in self.group.ranks])
+        return JobOutcome(status, failures, [rank.rank for rank in self.group.ranks])
 
     def _has_ending_signal(self) -> bool:
         self._handle_signals()

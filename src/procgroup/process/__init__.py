@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _KEPT_TRANSLATED = 64
 
 
-class _Waits(threading.local):
+class _ExitWaits(threading.local):
     """The seconds that this thread's last waits took, one right after another, and when they ended."""
 
     seconds = 0.0
     ended = 0.0
 
 
-class State:
+class ProcessState:
     """The state of this process. A forked child has it too; the process numbers in it show whose it is."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class State:
         self.end_functions: dict[Callable[[], None], int] = {}
         self.end_registered_in = 0
         self.is_ending = False
-        self.waits: _Waits = _Waits()
+        self.waits: _ExitWaits = _ExitWaits()
 
         # Failures: of groups since the ranks came together, and the first lost rank among their causes.
         self.has_failed = False
@@ -65,4 +65,4 @@ class State:
         self.stack_signal_process = 0
 
 
-state: State = State()
+state: ProcessState = ProcessState()

@@ -41,7 +41,7 @@ def open_store(host: str, port: int, *, rank: int, world_size: int, timeout: Tim
     Raises RendezvousError where PyTorch cannot be imported, DistNetworkError when a store is not reached in
     ``timeout``, RendezvousTimeout when rank 0 has not come by then.
     """
-    return _Meeting(Endpoint(host, port), rank, world_size, types.seconds(timeout)).store()
+    return _AgentStoreMeeting(Endpoint(host, port), rank, world_size, types.seconds(timeout)).store()
 
 
 def host_recorded_store(host: str, limit: float) -> tuple[TCPStore, str]:
@@ -79,7 +79,7 @@ def join_recorded_store(
     return None
 
 
-class _Meeting:
+class _AgentStoreMeeting:
     def __init__(self, agent: Endpoint, rank: int, world_size: int, limit: float) -> None:
         self.agent = agent
         self.rank = rank

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup import types
 from procgroup.cluster import mpi, pmi, pmix, task_launcher
-from procgroup.cluster.task_launcher import Task
+from procgroup.cluster.task_launcher import LauncherTask
 from procgroup.errors import DistNetworkError, RendezvousError, RendezvousTimeout
 from procgroup.process import environ
 from procgroup.rendezvous import hosting
@@ -116,14 +116,14 @@ _spaces: dict[int, pmi.KeyValueSpace] = {}
 _arrivals: dict[int, Arrivals] = {}
 
 
-def can_announce(task: Task) -> bool:
+def can_announce(task: LauncherTask) -> bool:
     """Return whether this task's launcher carries announcements."""
     if task.launcher in (task_launcher.HYDRA, task_launcher.PMI):
         return pmi.descriptor() is not None
     return task.launcher is task_launcher.OPEN_MPI and pmix.library() is not None
 
 
-def open_store(task: Task, *, rank: int, timeout: Timeout) -> Store:
+def open_store(task: LauncherTask, *, rank: int, timeout: Timeout) -> Store:
     """Return rank 0's store, connected. All tasks of the launcher call it.
 
     Raises RendezvousError when not all tasks have called it in ``timeout``: RendezvousTimeout, which names the others,
@@ -138,14 +138,14 @@ def open_store(task: Task, *, rank: int, timeout: Timeout) -> Store:
     return hosted if hosted is not None else _join(_known[os.getpid()], rank, limit, deadline)
 
 
-def _host(task: Task, limit: float) -> tuple[TCPStore, str]:
+def _host(task: LauncherTask, limit: float) -> tuple[TCPStore, str]:
     """Host the store on rank 0; return it, and the text that announces it."""
     hosts = _hosts(task)
     store, job_key = hosting.host_announced_store(hosts[0], limit)
     return store, _Announcement(store.port, job_key, hosts).text()
 
 
-def _hosts(task: Task) -> tuple[str, ...]:
+def _hosts(task: LauncherTask) -> tuple[str, ...]:
     """Return the names and addresses of this host, the first of which rank 0 itself listens at."""
     if task.is_on_one_host:
         return ("127.0.0.1",)
@@ -159,7 +159,7 @@ def _hosts(task: Task) -> tuple[str, ...]:
     return tuple(found)[:_MAX_HOSTS] or (name,)
 
 
-def _broadcast(task: Task, mine: str | None, rank: int, limit: float) -> str:
+def _broadcast(task: LauncherTask, mine: str | None, rank: int, limit: float) -> str:
     space = _space(task)
     try:
         _show_arrival(task, space.open(mine, time.monotonic() + limit) if space else os.environ.get("PMIX_NAMESPACE"))
@@ -176,7 +176,7 @@ def _broadcast(task: Task, mine: str | None, rank: int, limit: float) -> str:
     return found
 
 
-def _by_launcher(task: Task, space: pmi.KeyValueSpace | None, mine: str | None, limit: float) -> str:
+def _by_launcher(task: LauncherTask, space: pmi.KeyValueSpace | None, mine: str | None, limit: float) -> str:
     if space is not None:
         return space.broadcast(mine, limit)
     if mpi.is_loaded():
@@ -187,7 +187,7 @@ def _by_launcher(task: Task, space: pmi.KeyValueSpace | None, mine: str | None, 
     return pmix.broadcast(library, mine, limit)
 
 
-def _space(task: Task) -> pmi.KeyValueSpace | None:
+def _space(task: LauncherTask) -> pmi.KeyValueSpace | None:
     """Return the launcher's key-value space; None under Open MPI, which has another way."""
     if task.launcher is task_launcher.OPEN_MPI:
         return None
@@ -197,7 +197,7 @@ def _space(task: Task) -> pmi.KeyValueSpace | None:
     return _spaces.setdefault(os.getpid(), pmi.KeyValueSpace(descriptor))
 
 
-def _show_arrival(task: Task, job: str | None) -> None:
+def _show_arrival(task: LauncherTask, job: str | None) -> None:
     """Show the other ranks that this one has come, where all are on this host; again after a start that has failed."""
     if not job or not task.is_on_one_host or os.getpid() in _arrivals:
         return
@@ -206,7 +206,7 @@ def _show_arrival(task: Task, job: str | None) -> None:
     _arrivals[os.getpid()] = Arrivals(job, task.rank, task.world_size)
 
 
-def _with_names(task: Task, rank: int, limit: float, text: str) -> RendezvousError:
+def _with_names(task: LauncherTask, rank: int, limit: float, text: str) -> RendezvousError:
     """Return the error for a start to which not all tasks have come, which names the missing ranks if they are known.
 
     This rank goes on to show that it has come: the others, whose time passes later, ask for it.

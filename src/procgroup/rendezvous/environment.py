@@ -19,7 +19,7 @@ from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
 if TYPE_CHECKING:
-    from procgroup.cluster.task_launcher import Task
+    from procgroup.cluster.task_launcher import LauncherTask
 
 _NEEDED: tuple[environ.Variable[Any], ...] = (
     environ.RANK,
@@ -59,7 +59,7 @@ def _first(*numbers: int | None) -> int | None:
     return next((number for number in numbers if number is not None), None)
 
 
-def _task(*, is_placed: bool) -> Task | None:
+def _task(*, is_placed: bool) -> LauncherTask | None:
     """Return this process as a launcher's task, whose numbers agree with the environment's; None where it is none.
 
     A launcher of torch.distributed's variables, which a task has started, is nearer than the task's own.
@@ -76,7 +76,7 @@ def _task(*, is_placed: bool) -> Task | None:
     return task
 
 
-def _open_store(task: Task | None, rank: int, world_size: int, timeout: Timeout) -> Store:
+def _open_store(task: LauncherTask | None, rank: int, world_size: int, timeout: Timeout) -> Store:
     host, port = environ.MASTER_ADDR.get(), environ.MASTER_PORT.get()
     if task is not None and (not host or port is None):
         return _store_of_tasks(task, host, port, rank, world_size, timeout)
@@ -89,7 +89,9 @@ def _open_store(task: Task | None, rank: int, world_size: int, timeout: Timeout)
     return hosting.open_store(host, port, rank=rank, timeout=timeout)
 
 
-def _store_of_tasks(task: Task, host: str, port: int | None, rank: int, world_size: int, timeout: Timeout) -> Store:
+def _store_of_tasks(
+    task: LauncherTask, host: str, port: int | None, rank: int, world_size: int, timeout: Timeout
+) -> Store:
     """Return the store of the launcher's tasks; MASTER_ADDR or MASTER_PORT, where one of them is set, wins."""
     from procgroup.rendezvous import launched
 

@@ -64,7 +64,7 @@ _READ_SECONDS = 5.0
 _CONNECT_SECONDS = 1.0
 
 
-class World(NamedTuple):
+class JoinedWorld(NamedTuple):
     """A complete round: its number in the store, its members, and a secret that they share.
 
     ``start_up`` watches the start-up that follows; the caller ends it with ``leave`` or ``report_failure``.
@@ -93,7 +93,7 @@ def join(
     started: float | None = None,
     goes_on: bool = False,
     say: Callable[[str], None] = log.warning,
-) -> World:
+) -> JoinedWorld:
     """Come together with the other ranks through ``store``; return when all are there.
 
     Raises RendezvousConflict when two processes claim one rank or the world sizes differ, RendezvousTimeout
@@ -122,7 +122,7 @@ class _Joining:
         self.round = -1
         self.why_round_before_ended = ""
 
-    def run(self) -> World:
+    def run(self) -> JoinedWorld:
         try:
             with self.start_up.mapped_store_errors():
                 self._claim()
@@ -241,13 +241,13 @@ class _Joining:
             text = f"rank {self.me.rank} ({self.me.process()}) left: {reason}"
             self._decide({"kind": "left", "text": text}, _LEAVE_SECONDS)
 
-    def _read(self, verdict: bytes) -> World:
+    def _read(self, verdict: bytes) -> JoinedWorld:
         data = json.loads(verdict)
         if data["kind"] == "complete":
             members = tuple(sorted(read_members("".join(data["members"])), key=lambda member: member.rank))
             self.start_up.set_members(members)
             log.debug(f"all {self.me.size} ranks have joined round {self.round}")
-            return World(self.round, members, bytes.fromhex(data["key"]), self.start_up)
+            return JoinedWorld(self.round, members, bytes.fromhex(data["key"]), self.start_up)
         if data["kind"] == "timeout":
             raise RendezvousTimeout(
                 missing=data["missing"], joined=dict(data["joined"]), size=data["size"], seconds=data["seconds"]

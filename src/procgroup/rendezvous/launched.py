@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 
 from procgroup.cluster import kubernetes, slurm, task_launcher
-from procgroup.cluster.task_launcher import Task
+from procgroup.cluster.task_launcher import LauncherTask
 from procgroup.errors import RendezvousConflict
 from procgroup.process import environ
 from procgroup.rendezvous import announced_store, hosting
@@ -23,7 +23,7 @@ from procgroup.stores.store import Store
 from procgroup.types import Endpoint, Timeout
 
 
-def open_store(task: Task, *, rank: int, timeout: Timeout) -> Store | None:
+def open_store(task: LauncherTask, *, rank: int, timeout: Timeout) -> Store | None:
     """Return the store that the launcher's tasks share, connected; None where nothing says where they meet.
 
     Raises RendezvousError when not all tasks come in ``timeout``, DistNetworkError when the store is not reached.
@@ -38,7 +38,7 @@ def open_store(task: Task, *, rank: int, timeout: Timeout) -> Store | None:
     return hosting.open_store(found.host, found.port, rank=rank, timeout=timeout)
 
 
-def meeting_point(task: Task) -> Endpoint | None:
+def meeting_point(task: LauncherTask) -> Endpoint | None:
     """Return the host and port that follow from the launcher's variables; None where none do."""
     try:
         if task.launcher is task_launcher.SLURM:
@@ -50,7 +50,7 @@ def meeting_point(task: Task) -> Endpoint | None:
     return None
 
 
-def check_agreement(task: Task) -> None:
+def check_agreement(task: LauncherTask) -> None:
     """Raise RendezvousConflict where RANK or WORLD_SIZE of the environment contradicts the launcher's numbers.
 
     Both may be set to others than the launcher's, as by a launcher that one of its tasks has started.
@@ -63,7 +63,7 @@ def check_agreement(task: Task) -> None:
         raise conflict(task, environ.WORLD_SIZE.name, world_size, task.launcher.world_size, task.world_size)
 
 
-def conflict(task: Task, name: str, value: int | None, its_name: str, number: int | None) -> RendezvousConflict:
+def conflict(task: LauncherTask, name: str, value: int | None, its_name: str, number: int | None) -> RendezvousConflict:
     """Return the error about a number that is not the launcher's."""
     return RendezvousConflict(
         f"{name}={value} contradicts {its_name}={number}, which {task.launcher.name} set for this task. Unset "

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from procgroup.cluster import task_launcher
-from procgroup.cluster.task_launcher import Task
+from procgroup.cluster.task_launcher import LauncherTask
 from procgroup.process import environ
 
 _LONGEST_COMMAND = 300
@@ -18,7 +18,7 @@ _ON_ONE_HOST = "start the ranks of one host with `procgroup run --nproc-per-node
 _SIZE_OF_JOB = "WORLD_SIZE, in the environment of the pod's template, to the number of pods (.spec.completions)"
 
 
-def advice(task: Task | None, found: Mapping[str, str]) -> str:
+def advice(task: LauncherTask | None, found: Mapping[str, str]) -> str:
     """Return what to do where some of env://'s variables are missing.
 
     ``task`` is what is known about the launcher; ``found`` are env://'s variables that are set, and arguments that were
@@ -54,7 +54,7 @@ def _cause(found: Mapping[str, str]) -> str:
     return "No launcher was detected."
 
 
-def _under(task: Task, found: Mapping[str, str]) -> str:
+def _under(task: LauncherTask, found: Mapping[str, str]) -> str:
     if task.launcher is task_launcher.SLURM_BATCH:
         return (
             f"This process runs in a Slurm job, but is not one of srun's tasks ({task.described()}). Start the ranks "
@@ -66,7 +66,7 @@ def _under(task: Task, found: Mapping[str, str]) -> str:
     return f"{where}They do not say where these ranks meet: {_address(task)} {_ALONE}."
 
 
-def _address(task: Task) -> str:
+def _address(task: LauncherTask) -> str:
     """Return what sets the address that a launcher's variables lack."""
     if task.launcher is task_launcher.KUBERNETES:
         return (

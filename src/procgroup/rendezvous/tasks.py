@@ -17,7 +17,7 @@ from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_STORE_TIMEOUT, DEFAULT_TIMEOUT, Timeout
 
 if TYPE_CHECKING:
-    from procgroup.cluster.task_launcher import Task, TaskLauncher
+    from procgroup.cluster.task_launcher import LauncherTask, TaskLauncher
 
 
 def slurm_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
@@ -70,7 +70,7 @@ def _meet(url: str, launchers: tuple[TaskLauncher, ...], timeout: Timeout) -> tu
     return store, rank, world_size
 
 
-def _placed(scheme: str, launchers: tuple[TaskLauncher, ...]) -> tuple[Task, int, int]:
+def _placed(scheme: str, launchers: tuple[TaskLauncher, ...]) -> tuple[LauncherTask, int, int]:
     """Return this task, its rank and the world size. Raises RendezvousError for a task of no such launcher."""
     from procgroup.cluster import task_launcher
 

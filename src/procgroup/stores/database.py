@@ -41,14 +41,14 @@ WATCH_SECONDS = 3.0
 _LONGEST_LIFE = 9e9
 
 
-class Awaited(NamedTuple):
+class AwaitedKeys(NamedTuple):
     """The keys whose next change may end a wait; with ``barriers``, the names of barriers."""
 
     keys: tuple[str, ...]
     barriers: bool = False
 
 
-class Watch(Protocol):
+class ChangeWatch(Protocol):
     """A subscription to changes."""
 
     def wait(self, timeout: float) -> None:
@@ -121,7 +121,7 @@ class DatabaseStore(Store):
         """Return the barrier's cell."""
 
     @abstractmethod
-    def _watch(self, awaited: Awaited) -> AbstractContextManager[Watch]:
+    def _watch(self, awaited: AwaitedKeys) -> AbstractContextManager[ChangeWatch]:
         """Subscribe; the server has confirmed the subscription when the context is entered."""
 
     @abstractmethod
@@ -137,9 +137,9 @@ class DatabaseStore(Store):
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         names = checked_keys(keys)
 
-        def look() -> bool | Awaited:
+        def look() -> bool | AwaitedKeys:
             missing = [name for name, exists in zip(names, self._exist(names), strict=True) if not exists]
-            return Awaited((missing[0],)) if missing else True
+            return AwaitedKeys((missing[0],)) if missing else True
 
         self._await(look, self._timeout_seconds(timeout), names)
 
@@ -163,10 +163,10 @@ class DatabaseStore(Store):
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         names = checked_keys(keys)
 
-        def look() -> list[bytes] | Awaited:
+        def look() -> list[bytes] | AwaitedKeys:
             values = self._read(names)
             if None in values:
-                return Awaited((names[values.index(None)],))
+                return AwaitedKeys((names[values.index(None)],))
             return cast(list[bytes], values)
 
         return self._await(look, self._timeout_seconds(timeout), names)
@@ -174,14 +174,14 @@ class DatabaseStore(Store):
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
         names, other = checked_keys(keys), checked_key(unless)
 
-        def look() -> list[bytes] | bytes | Awaited:
+        def look() -> list[bytes] | bytes | AwaitedKeys:
             found = self._read([*names, other])
             values, ending = found[:-1], found[-1]
             if None not in values:
                 return cast(list[bytes], values)
             if ending is not None:
                 return ending
-            return Awaited((names[values.index(None)], other))
+            return AwaitedKeys((names[values.index(None)], other))
 
         return cast(list[bytes] | bytes, self._await(look, self._timeout_seconds(timeout), names))
 
@@ -195,9 +195,9 @@ class DatabaseStore(Store):
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         name = checked_key(key)
 
-        def look() -> bytes | Awaited:
+        def look() -> bytes | AwaitedKeys:
             value = self._pop(name)
-            return Awaited((name,)) if value is None else value
+            return AwaitedKeys((name,)) if value is None else value
 
         if block:
             return self._await(look, self._timeout_seconds(timeout), (name,))
@@ -213,10 +213,10 @@ class DatabaseStore(Store):
             self._await_round(name, round_, caller, wait_seconds)
 
     def _await_round(self, key: str, round_: str, caller: str, timeout: float) -> None:
-        def look() -> bool | Awaited:
+        def look() -> bool | AwaitedKeys:
             cell = self._read_barrier(key)
             waits = cell is not None and Barrier.parse(cell).round == round_
-            return Awaited((key,), barriers=True) if waits else True
+            return AwaitedKeys((key,), barriers=True) if waits else True
 
         try:
             self._await(look, timeout, (key,), "barrier")
@@ -239,11 +239,11 @@ class DatabaseStore(Store):
             raise StoreLimitError(what="a value", size=len(data), limit=self._max_value_bytes)
         return data
 
-    def _await(self, look: Callable[[], T | Awaited], timeout: float, keys: Sequence[str], what: str = "wait") -> T:
+    def _await(self, look: Callable[[], T | AwaitedKeys], timeout: float, keys: Sequence[str], what: str = "wait") -> T:
         """Call ``look`` after each change of the keys that it awaits, until it returns a result."""
         deadline = time.monotonic() + timeout
         found = look()
-        while isinstance(found, Awaited):
+        while isinstance(found, AwaitedKeys):
             if time.monotonic() >= deadline:
                 raise StoreTimeout(keys=keys, seconds=timeout, what=what)
             awaited = found

@@ -20,7 +20,7 @@ from procgroup.errors import DistNetworkError, DistStoreError, Refusal, StoreLos
 from procgroup.stores.database import (
     ANSWER_SECONDS,
     DEFAULT_TIME_TO_LIVE,
-    Awaited,
+    AwaitedKeys,
     Barrier,
     DatabaseStore,
     checked_answer_timeout,
@@ -28,7 +28,7 @@ from procgroup.stores.database import (
     checked_time_to_live,
 )
 from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch
-from procgroup.stores.etcd_keys import EtcdKeys, Range
+from procgroup.stores.etcd_keys import EtcdKeys, KeyRange
 from procgroup.stores.store import checked_key, other_world_size, sum_of
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Endpoint, Timeout
 
@@ -102,7 +102,7 @@ class EtcdStore(DatabaseStore):
         self._keys.put({self._value_key(key): value for key, value in pairs.items()})
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
-        found = self._keys.find_each(Range(self._value_key(key)) for key in keys)
+        found = self._keys.find_each(KeyRange(self._value_key(key)) for key in keys)
         return [each[0].value if each else None for each in found]
 
     def _exist(self, keys: Sequence[str]) -> list[bool]:
@@ -125,7 +125,7 @@ class EtcdStore(DatabaseStore):
 
     def list_keys(self, prefix: str = "") -> list[str]:
         beginning = self._keys.namespace + "k/"
-        found = self._keys.find(Range.below(beginning + _quoted(checked_key(prefix))), keys_only=True)
+        found = self._keys.find(KeyRange.below(beginning + _quoted(checked_key(prefix))), keys_only=True)
         return sorted({unquote(each.key.removeprefix(beginning).partition("/")[0]) for each in found})
 
     def _push(self, key: str, value: bytes) -> None:
@@ -168,12 +168,12 @@ class EtcdStore(DatabaseStore):
         return not is_completed
 
     def _read_barrier(self, key: str) -> bytes | None:
-        found = self._keys.find(Range(self._barrier_key(key)))
+        found = self._keys.find(KeyRange(self._barrier_key(key)))
         return found[0].value if found else None
 
-    def _watch(self, awaited: Awaited) -> AbstractContextManager[EtcdWatch]:
+    def _watch(self, awaited: AwaitedKeys) -> AbstractContextManager[EtcdWatch]:
         if awaited.barriers:
-            ranges = [Range(self._barrier_key(key)) for key in awaited.keys]
+            ranges = [KeyRange(self._barrier_key(key)) for key in awaited.keys]
         else:
             ranges = [self._all_of(key) for key in awaited.keys]
         # Entering a barrier changes its cell; only the deletion of the cell, the barrier's end, wakes the callers.
@@ -196,11 +196,11 @@ class EtcdStore(DatabaseStore):
     def _value_key(self, key: str) -> str:
         return f"{self._keys.namespace}k/{_quoted(key)}/v"
 
-    def _queue_keys(self, key: str) -> Range:
-        return Range.below(f"{self._keys.namespace}k/{_quoted(key)}/q/")
+    def _queue_keys(self, key: str) -> KeyRange:
+        return KeyRange.below(f"{self._keys.namespace}k/{_quoted(key)}/q/")
 
-    def _all_of(self, key: str) -> Range:
-        return Range.below(f"{self._keys.namespace}k/{_quoted(key)}/")
+    def _all_of(self, key: str) -> KeyRange:
+        return KeyRange.below(f"{self._keys.namespace}k/{_quoted(key)}/")
 
     def _barrier_key(self, key: str) -> str:
         return f"{self._keys.namespace}b/{_quoted(key)}"

@@ -30,14 +30,14 @@ _TOO_LARGE = ("request is too large", "message larger than max")
 Operation = dict[str, dict[str, str]]
 
 
-class Range(NamedTuple):
+class KeyRange(NamedTuple):
     """The keys from ``start`` up to but not including ``end``; ``start`` alone where ``end`` is empty."""
 
     start: str
     end: str = ""
 
     @classmethod
-    def below(cls, beginning: str) -> Range:
+    def below(cls, beginning: str) -> KeyRange:
         """Return the range of all keys that begin with an ASCII text."""
         return cls(beginning, beginning[:-1] + chr(ord(beginning[-1]) + 1))
 
@@ -81,12 +81,12 @@ class EtcdKeys:
             self._request("lease/keepalive", {"ID": self._lease}, timeout=timeout)
         self._renewed = time.monotonic()
 
-    def find(self, wanted: Range, **options: object) -> list[KeyValue]:
+    def find(self, wanted: KeyRange, **options: object) -> list[KeyValue]:
         """Return the keys of a range; ``options`` are those of etcd's range request."""
         answer = self._call("kv/range", {**wanted.encoded(), **options})
         return _key_values(answer)
 
-    def find_each(self, ranges: Iterable[Range], **options: object) -> list[list[KeyValue]]:
+    def find_each(self, ranges: Iterable[KeyRange], **options: object) -> list[list[KeyValue]]:
         """Return the keys of several ranges."""
         operations = [{"request_range": {**wanted.encoded(), **options}} for wanted in ranges]
         return [
@@ -95,7 +95,7 @@ class EtcdKeys:
             for answer in self._call("kv/txn", {"success": batch})["responses"]
         ]
 
-    def count(self, wanted: Range) -> int:
+    def count(self, wanted: KeyRange) -> int:
         return int(self._call("kv/range", {**wanted.encoded(), "count_only": True}).get("count", 0))
 
     def put(self, pairs: Mapping[str, bytes]) -> None:
@@ -103,7 +103,7 @@ class EtcdKeys:
         for batch in self._batches_of_puts(pairs):
             self._with_lease("kv/txn", {"success": batch}, repeatable=True)
 
-    def delete(self, unwanted: Range) -> int:
+    def delete(self, unwanted: KeyRange) -> int:
         """Delete the keys of a range and return how many there were."""
         answer = self._call("kv/deleterange", unwanted.encoded(), repeatable=False)
         return int(answer.get("deleted", 0))
@@ -124,7 +124,7 @@ class EtcdKeys:
         """
         deadline = time.monotonic() + timeout
         pause = 0.001
-        found = _first(self.find(Range(key)))
+        found = _first(self.find(KeyRange(key)))
         while True:
             old = found.value if found else None
             new = replace(old)
@@ -140,11 +140,11 @@ class EtcdKeys:
 
     def _replace(self, key: str, found: KeyValue | None, new: bytes | None) -> tuple[bool, KeyValue | None]:
         """Put or delete a key unless it has changed since ``found``; otherwise return its present value."""
-        operation = {"request_delete_range": Range(key).encoded()} if new is None else self._put_operation(key, new)
+        operation = {"request_delete_range": KeyRange(key).encoded()} if new is None else self._put_operation(key, new)
         body = {
             "compare": [_unchanged(key, found)],
             "success": [operation],
-            "failure": [{"request_range": Range(key).encoded()}],
+            "failure": [{"request_range": KeyRange(key).encoded()}],
         }
         answer = self._transact(body)
         if answer.get("succeeded", False):
@@ -168,7 +168,7 @@ class EtcdKeys:
 
     def delete_all(self) -> None:
         """Delete every key of the job and its lease; the next change creates a new lease."""
-        self.delete(Range.below(self.namespace))
+        self.delete(KeyRange.below(self.namespace))
         try:
             self._request("lease/revoke", {"ID": self._lease})
         except Refusal as refusal:
@@ -176,7 +176,7 @@ class EtcdKeys:
                 raise DistStoreError(str(refusal)) from refusal
 
     @contextmanager
-    def watch(self, ranges: Sequence[Range], *, deletions: bool) -> Iterator[EtcdWatch]:
+    def watch(self, ranges: Sequence[KeyRange], *, deletions: bool) -> Iterator[EtcdWatch]:
         """Watch ranges of keys from now on, for deletions or for puts."""
         filters = ["NOPUT"] if deletions else ["NODELETE"]
         requests = [{**wanted.encoded(), "filters": filters} for wanted in ranges]

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from procgroup import _native
 from procgroup.errors import DistStoreError
-from procgroup.stores.log_file import LogFile, LogRecord
+from procgroup.stores.log_file import LogRecord, RequestLog
 from procgroup.stores.store import Store
 
 Reply = tuple[int, bytes]
@@ -39,7 +39,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 _NUMBER = struct.Struct("<I")
 
 
-class _Members:
+class _FileStoreMembers:
     """The processes that have opened the file since it was cleared: by slot, "host:pid", and the slots that left."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class SharedFile:
         self.users: int = 0  # the store and its clones
         # Reentrant: a collection of garbage may release a clone, which comes here, while its thread holds the lock.
         self.lock: threading.RLock = threading.RLock()
-        self.file: LogFile = LogFile(path)
+        self.file: RequestLog = RequestLog(path)
         self.slot: int = -1
         self.forked: bool = False
         self.caller: int = _random_caller()
@@ -70,14 +70,14 @@ class SharedFile:
         # The replies to this process's barrier calls that are in the log, by the calls' numbers; None: not yet.
         self.logged: dict[int, Reply | None] = {}
         self.table: _native.StoreTable = _native.StoreTable()
-        self.members: _Members = _Members()
+        self.members: _FileStoreMembers = _FileStoreMembers()
         self._join()
         _open.add(self)
 
     def _start_over(self) -> None:
         """Begin with an empty table, as before the first record of the file."""
         self.table = _native.StoreTable()
-        self.members = _Members()
+        self.members = _FileStoreMembers()
         self.file.offset = 0
 
     def _reopen(self) -> None:

@@ -49,7 +49,7 @@ class LogRecord(NamedTuple):
     data: bytes
 
 
-class LogFile:
+class RequestLog:
     """One open log file. Not thread-safe."""
 
     def __init__(self, path: str) -> None:

@@ -12,7 +12,7 @@ from procgroup.errors import StoreLimitError
 from procgroup.stores.database import (
     ANSWER_SECONDS,
     DEFAULT_TIME_TO_LIVE,
-    Awaited,
+    AwaitedKeys,
     DatabaseStore,
     checked_answer_timeout,
     checked_prefix,
@@ -143,7 +143,7 @@ class RedisStore(DatabaseStore):
         )
         return cell
 
-    def _watch(self, awaited: Awaited) -> AbstractContextManager[Subscription]:
+    def _watch(self, awaited: AwaitedKeys) -> AbstractContextManager[Subscription]:
         kind = BARRIER_CHANNEL if awaited.barriers else KEY_CHANNEL
         return self._server.subscribed([kind + key for key in dict.fromkeys(awaited.keys)])
 

@@ -310,7 +310,7 @@ class TCPStore(Store):
         # A separate connection: a connection that carries requests is dropped when the server does not reply in time.
         client = self._connect_again()
         client.set_on_disconnect(key, value, self._seconds)
-        return _OnDisconnect(client, key)
+        return _HeldConnection(client, key)
 
     def is_hosted_here(self) -> bool:
         return self._hosting is not None
@@ -334,7 +334,7 @@ class TCPStore(Store):
             self._hosting.server.close()
 
 
-class _OnDisconnect:
+class _HeldConnection:
     def __init__(self, client: _native.StoreClient, key: str) -> None:
         self._client = client
         self._key = key

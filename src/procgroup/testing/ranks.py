@@ -32,7 +32,7 @@ class _Stopped(SystemExit):
     """Raised inside of a rank's Python code when the world has to end. A thread may end with it in silence."""
 
 
-class _Rank(threading.Thread):
+class _ThreadRank(threading.Thread):
     """One rank: a thread with a default group of its own."""
 
     def __init__(self, group: ProcessGroup, call: Callable[[], Any], ended: threading.Semaphore) -> None:
@@ -94,7 +94,7 @@ def run_ranks(
     # The deadline of a call must not come before that of the world, which says more.
     groups = make_groups(size, types.seconds(types.DEFAULT_TIMEOUT), transport, hosts, backend)
     admit_this_thread(groups[0])
-    ranks = [_Rank(group, lambda: function(*arguments), ended) for group in groups]
+    ranks = [_ThreadRank(group, lambda: function(*arguments), ended) for group in groups]
     for rank in ranks:
         rank.start()
     try:
@@ -111,7 +111,7 @@ def run_ranks(
     raise RanksFailed({rank: error for rank, error in errors.items() if isinstance(error, Exception)}, size)
 
 
-def _await(ranks: list[_Rank], ended: threading.Semaphore, seconds: float) -> None:
+def _await(ranks: list[_ThreadRank], ended: threading.Semaphore, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for _ in ranks:
         if not ended.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
@@ -121,11 +121,11 @@ def _await(ranks: list[_Rank], ended: threading.Semaphore, seconds: float) -> No
         thread.join()
 
 
-def _errors(ranks: list[_Rank]) -> dict[int, BaseException]:
+def _errors(ranks: list[_ThreadRank]) -> dict[int, BaseException]:
     return {rank: thread.error for rank, thread in enumerate(ranks) if thread.error is not None}
 
 
-def _stop(ranks: list[_Rank]) -> None:
+def _stop(ranks: list[_ThreadRank]) -> None:
     """Make every rank end; one that sleeps in foreign code is left behind as a daemon."""
     deadline = time.monotonic() + _END_SECONDS
     for thread in ranks:

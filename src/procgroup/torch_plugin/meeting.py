@@ -40,7 +40,7 @@ def open_store(store: Any, rank: int, size: int, timeout: Timeout) -> Store:
 
     Raises RendezvousTimeout, which names the ranks that have not come, DistNetworkError when a store is not reached.
     """
-    meeting = _Meeting(TorchStore(store), rank, size, types.seconds(timeout))
+    meeting = _PluginMeeting(TorchStore(store), rank, size, types.seconds(timeout))
     if size == 1:
         return meeting.torchs
     try:
@@ -51,7 +51,7 @@ def open_store(store: Any, rank: int, size: int, timeout: Timeout) -> Store:
         raise meeting.lost(error) from error
 
 
-class _Meeting:
+class _PluginMeeting:
     def __init__(self, torchs: TorchStore, rank: int, size: int, limit: float) -> None:
         self.torchs = torchs
         self.rank = rank

@@ -21,7 +21,7 @@ from procgroup.torch_plugin.process_group import TorchProcessGroup, takes_backen
 _Nccl: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
 
 
-class _Options:
+class _NcclOptions:
     """What torch takes for its ProcessGroupNCCL.Options. ``config`` has the options of NCCL that were chosen."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
@@ -37,7 +37,7 @@ class _Options:
 class NamedNccl(TorchProcessGroup):
     """What is called "nccl" everywhere, with the further methods of torch's ProcessGroupNCCL that programs call."""
 
-    Options = _Options
+    Options = _NcclOptions
 
     @property
     def uid(self) -> int:

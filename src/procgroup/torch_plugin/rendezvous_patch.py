@@ -64,7 +64,7 @@ def create_store(
     """Return the store that torch's function ``make`` makes of these arguments, which are its own."""
     if _torchelastic_use_agent_store():
         return make(hostname, port, rank, world_size, timeout, *more, **named)
-    start = _Start(hostname, port, rank, world_size, timeout)
+    start = _WaitingStart(hostname, port, rank, world_size, timeout)
     if rank != 0:
         start.await_host()
         return make(hostname, port, rank, world_size, timeout, *more, **named)
@@ -84,7 +84,7 @@ def read_failure(text: str) -> errors.RendezvousTimeout:
     return errors.RendezvousTimeout(**{**fields, "joined": joined})
 
 
-class _Start:
+class _WaitingStart:
     def __init__(self, host: str, port: int, rank: int, size: int, timeout: timedelta) -> None:
         self.address = host, port
         self.rank = rank

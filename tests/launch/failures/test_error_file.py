@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import procgroup
-from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.failure import RankFailure
 from procgroup.process.error_file import (
     MAX_FILE_BYTES,
     ErrorRecord,
@@ -63,11 +63,15 @@ def test_what_is_no_plain_file_of_a_sensible_size_is_not_read(tmp_path: Path) ->
 
 def test_the_record_is_the_evidence_also_where_stderr_has_another_traceback() -> None:
     stderr = TRACEBACK.replace("boom", "of stderr")
-    found = Failure(rank=0, pid=1, exit_code=1, time=1.0, stderr=stderr, record=ErrorRecord("OSError: kept", "Kept\n"))
+    found = RankFailure(
+        rank=0, pid=1, exit_code=1, time=1.0, stderr=stderr, record=ErrorRecord("OSError: kept", "Kept\n")
+    )
     assert (found.reason, found.evidence) == ("OSError: kept", "Kept\n")
-    plain = Failure(rank=0, pid=1, exit_code=1, time=1.0, stderr=stderr, record=ErrorRecord("a message"))
+    plain = RankFailure(rank=0, pid=1, exit_code=1, time=1.0, stderr=stderr, record=ErrorRecord("a message"))
     assert (plain.reason, plain.evidence) == ("a message", stderr)
-    crashed = Failure(rank=0, pid=1, exit_code=-11, time=1.0, stderr="", record=ErrorRecord("OSError: kept", "Kept\n"))
+    crashed = RankFailure(
+        rank=0, pid=1, exit_code=-11, time=1.0, stderr="", record=ErrorRecord("OSError: kept", "Kept\n")
+    )
     assert crashed.reason == "OSError: kept; then killed by SIGSEGV"
 
 
@@ -161,7 +165,7 @@ def test_the_decorator_keeps_the_exception_and_raises_it_again(tmp_path: Path) -
     assert kept.message == "ValueError: boom"
     assert kept.traceback.count("  File ") == 1, "the decorator's own frame is left out"
     assert isinstance(kept.content["message"]["extraInfo"]["timestamp"], str)
-    failure = Failure(rank=0, pid=1, exit_code=1, time=1.0, stderr=done.stderr)
+    failure = RankFailure(rank=0, pid=1, exit_code=1, time=1.0, stderr=done.stderr)
     assert "procgroup" not in failure.evidence.replace(str(tmp_path), ""), "nor is it in the report"
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procgroup.cluster.control_group import OutOfMemoryKills
-from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.failure import RankFailure
 from procgroup.process.error_file import ErrorRecord
 from procgroup.process.exit_reason import PEER, Origin
 
@@ -21,12 +21,12 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in <modu
 SHOWN = ("rank", "pid", "exit_code", "exit_status", "time", "host", "node_rank", "evidence", "reason", "is_secondary")
 
 
-def failure(stderr: str, exit_code: int = 1, **more: Any) -> Failure:
-    return Failure(rank=3, pid=77, exit_code=exit_code, time=12.5, stderr=stderr, host="beta", node_rank=1, **more)
+def failure(stderr: str, exit_code: int = 1, **more: Any) -> RankFailure:
+    return RankFailure(rank=3, pid=77, exit_code=exit_code, time=12.5, stderr=stderr, host="beta", node_rank=1, **more)
 
 
-def read_again(sent: Failure) -> Failure:
-    return Failure.from_json(sent.to_json())
+def read_again(sent: RankFailure) -> RankFailure:
+    return RankFailure.from_json(sent.to_json())
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def read_again(sent: Failure) -> Failure:
         failure("", record=ErrorRecord("GroupBroken: gone", TRACEBACK, origin=Origin(PEER))),
     ],
 )
-def test_what_is_reported_of_a_failure_survives(sent: Failure) -> None:
+def test_what_is_reported_of_a_failure_survives(sent: RankFailure) -> None:
     got = read_again(sent)
     for name in SHOWN:
         assert getattr(got, name) == getattr(sent, name), name
@@ -95,13 +95,13 @@ def test_characters_that_redraw_a_terminal_are_replaced() -> None:
 def test_a_field_that_does_not_fit_is_named(name: str, value: object) -> None:
     content = json.loads(failure(TRACEBACK).to_json())
     with pytest.raises(ValueError, match="expected a failure whose .*, got"):
-        Failure.from_json(json.dumps(content | {name: value}))
+        RankFailure.from_json(json.dumps(content | {name: value}))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 50_000, " " * 100_000])
 def test_anything_else_is_refused_with_what_was_expected(text: str) -> None:
     with pytest.raises(ValueError, match="expected a failure"):
-        Failure.from_json(text)
+        RankFailure.from_json(text)
 
 
 JSON = st.recursive(
@@ -129,7 +129,7 @@ FIELDS = [
 def test_whatever_a_record_holds_reading_it_gives_a_failure_or_a_value_error(changes: dict[str, Any]) -> None:
     content = json.loads(failure(TRACEBACK).to_json()) | changes
     try:
-        got = Failure.from_json(json.dumps(content))
+        got = RankFailure.from_json(json.dumps(content))
     except ValueError:
         return
     assert isinstance(got.reason, str) and isinstance(got.evidence, str)

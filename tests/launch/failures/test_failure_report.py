@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from procgroup.cluster.control_group import OutOfMemoryKills
-from procgroup.launch.failures.report import Failure, describe, first_failure
+from procgroup.launch.failures.report import RankFailure, describe, first_failure
 from procgroup.process.error_file import ErrorRecord
 from procgroup.process.exit_reason import PEER, Origin
 from world import free_port, run_command
@@ -101,8 +101,8 @@ def traceback(last: str) -> str:
     return f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\n{last}\n'
 
 
-def failure(rank: int, time: float, stderr: str = "", exit_code: int = 1, **more: Any) -> Failure:
-    return Failure(rank=rank, pid=100 + rank, exit_code=exit_code, time=time, stderr=stderr, **more)
+def failure(rank: int, time: float, stderr: str = "", exit_code: int = 1, **more: Any) -> RankFailure:
+    return RankFailure(rank=rank, pid=100 + rank, exit_code=exit_code, time=time, stderr=stderr, **more)
 
 
 def test_the_traceback_of_an_unmodified_script_comes_last(launcher: Any) -> None:
@@ -220,7 +220,7 @@ def test_a_message_of_several_lines_is_shown_whole_and_headed_by_its_first() -> 
     assert found.evidence.endswith("two\nthree\n")
 
 
-def blaming(rank: int, message: str) -> Failure:
+def blaming(rank: int, message: str) -> RankFailure:
     record = ErrorRecord(message, traceback(message), origin=Origin(PEER, 1 - rank))
     return failure(rank, 1.0, traceback(message), record=record)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.failure import RankFailure
 from procgroup.launch.failures.report import describe, first_failure
 from procgroup.process.error_file import ErrorRecord
 from procgroup.process.exit_reason import CALL, PEER, Origin
@@ -36,8 +36,8 @@ def traceback(*chain: str, by: str = BECAUSE) -> str:
     return by.join(f"{HEADER}{message}\n" for message in chain)
 
 
-def failure(rank: int, stderr: str, time: float = 1.0, exit_code: int = 1, **more: Any) -> Failure:
-    return Failure(rank=rank, pid=100 + rank, exit_code=exit_code, time=time, stderr=stderr, **more)
+def failure(rank: int, stderr: str, time: float = 1.0, exit_code: int = 1, **more: Any) -> RankFailure:
+    return RankFailure(rank=rank, pid=100 + rank, exit_code=exit_code, time=time, stderr=stderr, **more)
 
 
 def lost(rank: int) -> str:
@@ -48,7 +48,9 @@ def failed(rank: int) -> str:
     return f"PeerFailed: barrier #1 on group default (rank 0 of 4): rank {rank} failed: ValueError: x (a.py:3)"
 
 
-def blaming(rank: int, message: str, peer: int | None, time: float = 1.0, exit_code: int = 1, **more: Any) -> Failure:
+def blaming(
+    rank: int, message: str, peer: int | None, time: float = 1.0, exit_code: int = 1, **more: Any
+) -> RankFailure:
     """Return the failure of a rank of procgroup, whose record says that it follows from the end of ``peer``."""
     record = ErrorRecord(message, traceback(message), origin=Origin(PEER, peer))
     return failure(rank, traceback(message), time, exit_code, record=record, **more)

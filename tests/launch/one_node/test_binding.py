@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.made_up_host import interleaved, server, write_topology
-from procgroup.cluster.topology import Topology, format_cpus
+from procgroup.cluster.topology import CpuTopology, format_cpus
 from procgroup.launch.ranks.binding import bind
 from procgroup.launch.ranks.rank_process import dying_with_this_process
 from world import run_command
@@ -19,11 +19,11 @@ SHOW = "import os; print(*sorted(os.sched_getaffinity(0)), 'threads', os.environ
 
 
 @pytest.fixture
-def topology(tmp_path: Path) -> Topology:
+def topology(tmp_path: Path) -> CpuTopology:
     return write_topology(tmp_path, server())
 
 
-def shares(by: str, ranks: int, topology: Topology, *gpu_nodes: int | None) -> list[str]:
+def shares(by: str, ranks: int, topology: CpuTopology, *gpu_nodes: int | None) -> list[str]:
     return [format_cpus(cpus) for cpus in bind(by, ranks, topology, gpu_nodes).cpus]
 
 
@@ -37,7 +37,7 @@ def shares(by: str, ranks: int, topology: Topology, *gpu_nodes: int | None) -> l
         ("cores", ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"]),
     ],
 )
-def test_without_gpus_the_ranks_are_spread_over_the_host(topology: Topology, by: str, expected: list[str]) -> None:
+def test_without_gpus_the_ranks_are_spread_over_the_host(topology: CpuTopology, by: str, expected: list[str]) -> None:
     assert shares(by, 4, topology) == expected
     assert bind(by, 4, topology).note == ""
 
@@ -51,7 +51,7 @@ def test_without_gpus_the_ranks_are_spread_over_the_host(topology: Topology, by:
         ("core-complex", ["8-9,24-25", "10-11,26-27", "0-1,16-17"]),
     ],
 )
-def test_a_rank_is_bound_beside_its_gpu(topology: Topology, by: str, expected: list[str]) -> None:
+def test_a_rank_is_bound_beside_its_gpu(topology: CpuTopology, by: str, expected: list[str]) -> None:
     assert shares(by, 3, topology, 2, 2, 0) == expected
 
 
@@ -60,14 +60,14 @@ def test_ranks_whose_gpu_s_node_is_not_known_or_not_usable_are_spread(tmp_path: 
     assert shares("node", 3, topology, None, 3, 0) == ["0-3", "4-7", "0-3"]
 
 
-def test_a_core_is_never_divided_and_the_first_ranks_get_what_is_left_over(topology: Topology) -> None:
+def test_a_core_is_never_divided_and_the_first_ranks_get_what_is_left_over(topology: CpuTopology) -> None:
     assert shares("cores", 3, topology) == ["0-5,16-21", "6-10,22-26", "11-15,27-31"]
     assert shares("exclusive", 6, topology, *[0] * 3, *[1] * 3)[:3] == ["0-1,16-17", "2,18", "3,19"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 16])
 @pytest.mark.parametrize("by", ["cores", "exclusive"])
-def test_shares_are_disjoint_while_there_are_cores_enough(topology: Topology, by: str, ranks: int) -> None:
+def test_shares_are_disjoint_while_there_are_cores_enough(topology: CpuTopology, by: str, ranks: int) -> None:
     binding = bind(by, ranks, topology)
     assert sum(map(len, binding.cpus)) == len(frozenset().union(*binding.cpus))
     assert binding.note == ""
@@ -98,7 +98,7 @@ def test_a_host_that_is_too_small_is_shared_and_that_is_said(
 
 @pytest.mark.parametrize("flag", ["--numa-binding", "--numa_binding", "--bind", None])
 def test_each_rank_starts_on_its_own_cores(launcher: Any, flag: str | None) -> None:
-    topology = Topology.of_this_process()
+    topology = CpuTopology.of_this_process()
     ranks = min(2, len(topology.cores))
     given, environment = ([flag, "cores"], {}) if flag else ([], {"PET_NUMA_BINDING": "cores"})
     done = launcher.run(SHOW, "-n", str(ranks), *given, environment={"OMP_NUM_THREADS": "", **environment})

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from procgroup.launch.output import log_options
-from procgroup.launch.output.job_output import COLLAPSED_FROM_RANKS, JobOutput, Place
+from procgroup.launch.output.job_output import COLLAPSED_FROM_RANKS, JobOutput, OutputPlace
 from procgroup.launch.output.log_files import JobDirectory, LineFilter, LogFile
 from procgroup.launch.output.log_options import LogOptions
 from procgroup.launch.output.sinks import LinePrefixer, Sink
-from procgroup.launch.ranks.rank_process import Stream
+from procgroup.launch.ranks.rank_process import OutputStream
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def write(output: JobOutput, rank: int, out: str = "", err: str = "") -> None:
 
 def test_a_log_directory_keeps_every_stream_raw_and_shows_it_too(tmp_path: Path, sinks: tuple[Sink, Sink]) -> None:
     with JobOutput(LogOptions(directory=str(tmp_path)), "job", sinks) as output:
-        output.begin_attempt(0, [0, 1], Place())
+        output.begin_attempt(0, [0, 1], OutputPlace())
         assert shown(sinks[1]) == f"procgroup run: logs are kept in {tmp_path}/job\n"
         write(output, 1, "out\nno newline", "err\n")
     attempt = tmp_path / "job" / "attempt_0"
@@ -59,7 +59,7 @@ def test_a_later_round_erases_nothing_and_is_not_announced_again(tmp_path: Path,
     for text in ("first\n", "second\n"):
         with JobOutput(options, "job", sinks) as output:
             for _ in range(2):
-                output.begin_attempt(0, [0], Place())
+                output.begin_attempt(0, [0], OutputPlace())
                 write(output, 0, text)
             assert shown(sinks[1]).count("logs are kept in") == 1
     kept = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("job/*/0/stdout.log")}
@@ -89,7 +89,7 @@ def test_redirected_streams_are_in_files_only_and_without_a_directory_in_a_tempo
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     options = LogOptions(redirects=log_options.streams("1:1"), tee=log_options.streams("1:2"))
     with JobOutput(options, "job", sinks) as output:
-        output.begin_attempt(0, [0, 1], Place())
+        output.begin_attempt(0, [0, 1], OutputPlace())
         place = shown(sinks[1]).split("kept in ")[1].strip()
         for rank in (0, 1):
             write(output, rank, "out\n", "err\n")
@@ -106,7 +106,7 @@ def test_files_that_were_asked_for_stay_when_other_launchers_come(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with JobOutput(LogOptions(redirects=log_options.streams("3")), "job", sinks) as output:
-        output.begin_attempt(0, [0], Place())
+        output.begin_attempt(0, [0], OutputPlace())
         write(output, 0, "out\n")
     with JobOutput(LogOptions(), "another", sinks):
         pass
@@ -117,7 +117,7 @@ def test_redirected_streams_whose_files_cannot_be_made_are_shown(tmp_path: Path,
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "attempt_0").touch()
     with JobOutput(LogOptions(directory=str(tmp_path), redirects=log_options.streams("3")), "job", sinks) as output:
-        output.begin_attempt(0, [0], Place())
+        output.begin_attempt(0, [0], OutputPlace())
         write(output, 0, "out\n")
     assert shown(sinks[0]) == "[rank 0] out\n"
     assert "is no longer written" in shown(sinks[1])
@@ -126,7 +126,7 @@ def test_redirected_streams_whose_files_cannot_be_made_are_shown(tmp_path: Path,
 def test_the_null_device_as_directory_means_no_files_at_all(sinks: tuple[Sink, Sink]) -> None:
     options = LogOptions(directory="/dev/null", redirects=log_options.streams("3"), filters=(("x",), ()))
     with JobOutput(options, "job", sinks) as output:
-        output.begin_attempt(0, [0], Place())
+        output.begin_attempt(0, [0], OutputPlace())
         assert output.of_rank(0, 0).error_file == ""
         write(output, 0, "x\n")
     assert (shown(sinks[0]), shown(sinks[1])) == ("", "")
@@ -137,7 +137,7 @@ def test_without_a_directory_error_files_are_temporary(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with JobOutput(LogOptions(), "job", sinks) as output:
-        output.begin_attempt(0, [0, 7], Place())
+        output.begin_attempt(0, [0, 7], OutputPlace())
         path = Path(output.of_rank(7, 1).error_file)
         path.write_text("{}")
         assert path.is_relative_to(tmp_path)
@@ -151,7 +151,7 @@ def test_where_no_temporary_file_can_be_made_there_are_no_error_files(
 ) -> None:
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
     with JobOutput(LogOptions(), "job", sinks) as output:
-        output.begin_attempt(0, [0], Place())
+        output.begin_attempt(0, [0], OutputPlace())
         assert output.of_rank(0, 0).error_file == ""
     with pytest.raises(FileNotFoundError):
         JobOutput(LogOptions(redirects=log_options.streams("3")), "job", sinks)
@@ -160,7 +160,7 @@ def test_where_no_temporary_file_can_be_made_there_are_no_error_files(
 def test_lines_with_one_of_the_words_are_also_kept_together(tmp_path: Path, sinks: tuple[Sink, Sink]) -> None:
     options = LogOptions(str(tmp_path), filters=(("loss", "acc"), ()), shown_ranks=frozenset([0]))
     with JobOutput(options, "job", sinks) as output:
-        output.begin_attempt(0, [0, 1], Place())
+        output.begin_attempt(0, [0, 1], OutputPlace())
         write(output, 0, "loss 1\nother\nacc")
         write(output, 1, "a loss\n", "loss on stderr\n")
         output.finish()
@@ -184,7 +184,7 @@ def test_a_line_is_filtered_whole_however_it_is_cut_into_reads(tmp_path: Path) -
 
 def test_a_full_disk_is_said_once_and_the_output_goes_on(tmp_path: Path, sinks: tuple[Sink, Sink]) -> None:
     with JobOutput(LogOptions(directory=str(tmp_path)), "job", sinks) as output:
-        output.begin_attempt(0, [0, 1], Place())
+        output.begin_attempt(0, [0, 1], OutputPlace())
         shown(sinks[1])
         for rank in range(2):
             (tmp_path / "job" / "attempt_0" / str(rank) / "stdout.log").symlink_to("/dev/full")
@@ -207,11 +207,11 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_the_start_and_a_line_lat
     with pytest.raises(OSError, match="Not a directory"):
         JobOutput(LogOptions(directory=str(tmp_path / "file")), "job", sinks)
     with JobOutput(LogOptions(directory=str(tmp_path / "logs")), "job", sinks) as output:
-        output.begin_attempt(0, [0], Place())
+        output.begin_attempt(0, [0], OutputPlace())
         shown(sinks[1])
         (tmp_path / "logs").rename(tmp_path / "moved")
         (tmp_path / "logs").touch()
-        output.begin_attempt(1, [0], Place())
+        output.begin_attempt(1, [0], OutputPlace())
         write(output, 0, "still shown\n")
     assert shown(sinks[0]) == "[rank 0] still shown\n"
     assert "is no longer written: Not a directory" in shown(sinks[1])
@@ -219,11 +219,11 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_the_start_and_a_line_lat
 
 def test_a_stream_keeps_the_end_of_what_its_rank_wrote(sinks: tuple[Sink, Sink], tmp_path: Path) -> None:
     with JobOutput(LogOptions(redirects=log_options.streams("3")), "job", sinks) as output:
-        output.begin_attempt(0, [0], Place())
+        output.begin_attempt(0, [0], OutputPlace())
         read_end, write_end = os.pipe()
         out, err = output.of_rank(0, 0).streams
         out.finish()
-        stream = Stream(read_end, err)
+        stream = OutputStream(read_end, err)
         os.write(write_end, b"hidden, and yet evidence\n")
         assert stream.read_some()
         os.close(write_end)
@@ -325,7 +325,7 @@ def test_each_rank_has_a_colour_of_its_own_on_a_terminal_only(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     with JobOutput(LogOptions(directory=str(tmp_path)), "job", (terminal.sink, terminal.sink)) as output:
-        output.begin_attempt(0, [0, 1], Place())
+        output.begin_attempt(0, [0, 1], OutputPlace())
         write(output, 0, "a\n")
         write(output, 1, "b\n")
         lines = terminal.screen()[1:3]
@@ -339,13 +339,13 @@ def test_no_colour_is_used_where_none_is_wanted(
 ) -> None:
     monkeypatch.setenv(name, value)
     with JobOutput(LogOptions(), "job", (terminal.sink, terminal.sink)) as output:
-        output.begin_attempt(0, [0], Place())
+        output.begin_attempt(0, [0], OutputPlace())
         write(output, 0, "a\n")
         assert terminal.screen()[0] == "[rank 0] a"
 
 
 def test_the_prefix_has_what_the_template_names(sinks: tuple[Sink, Sink]) -> None:
-    place = Place(nodes=2, node_rank=1, host="beta", role="trainer")
+    place = OutputPlace(nodes=2, node_rank=1, host="beta", role="trainer")
     for template, expected in [(None, "[rank 9 beta] x\n"), ("{role}{local_rank}@{node_rank}: ", "trainer9@1: x\n")]:
         with JobOutput(LogOptions(prefix=template), "job", sinks) as output:
             output.begin_attempt(0, [9], place)
@@ -361,7 +361,7 @@ def test_equal_lines_are_collapsed_on_a_terminal_with_many_ranks(
     terminal: Terminal, collapse: str, ranks: int, is_collapsed: bool
 ) -> None:
     with JobOutput(LogOptions(collapse=collapse), "job", (terminal.sink, terminal.sink)) as output:
-        output.begin_attempt(0, range(ranks), Place())
+        output.begin_attempt(0, range(ranks), OutputPlace())
         for rank in range(ranks):
             write(output, rank, "epoch 1\n")
         output.finish()
@@ -370,15 +370,15 @@ def test_equal_lines_are_collapsed_on_a_terminal_with_many_ranks(
 
 def test_a_line_that_waits_for_other_ranks_is_shown_before_the_next_attempt(sinks: tuple[Sink, Sink]) -> None:
     with JobOutput(LogOptions(collapse="always"), "job", sinks) as output:
-        output.begin_attempt(0, [0, 1], Place())
+        output.begin_attempt(0, [0, 1], OutputPlace())
         write(output, 0, "alone\n")
-        output.begin_attempt(1, [0, 1], Place())
+        output.begin_attempt(1, [0, 1], OutputPlace())
         assert shown(sinks[0]) == "[rank 0] alone\n"
 
 
 def test_a_file_gets_every_line_unless_it_is_asked_otherwise(sinks: tuple[Sink, Sink]) -> None:
     with JobOutput(LogOptions(), "job", sinks) as output:
-        output.begin_attempt(0, range(64), Place())
+        output.begin_attempt(0, range(64), OutputPlace())
         for rank in range(64):
             write(output, rank, "epoch 1\n")
     assert shown(sinks[0]).count("epoch 1\n") == 64
@@ -386,7 +386,7 @@ def test_a_file_gets_every_line_unless_it_is_asked_otherwise(sinks: tuple[Sink, 
 
 def test_the_prefixes_that_ranks_write_themselves_are_removed(sinks: tuple[Sink, Sink]) -> None:
     with JobOutput(LogOptions(), "job", sinks) as output:
-        output.begin_attempt(0, [0, 1], Place())
+        output.begin_attempt(0, [0, 1], OutputPlace())
         write(output, 1, "[rank1]: Traceback\n[rank1]:W1128 10:00:00 of torch's log\n[rank0]:W1128 of another\n")
     assert shown(sinks[0]) == (
         "[rank 1] Traceback\n[rank 1] W1128 10:00:00 of torch's log\n[rank 1] [rank0]:W1128 of another\n"

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from procgroup.diagnostics.bench import installed
-from procgroup.diagnostics.bench.peer import Peer
+from procgroup.diagnostics.bench.peer import BenchPeer
 from procgroup.diagnostics.bench.report import Report, draw, parse_size, require_matplotlib, show
 from procgroup.diagnostics.bench.rounds import InterleavedRun, connect_all
 from procgroup.errors import PeerFailure
@@ -118,9 +118,9 @@ def _start(
     known: Mapping[str, installed.StartPeer],
     directory: Path,
     on_exit: contextlib.ExitStack,
-) -> tuple[dict[str, Peer], dict[str, str]]:
+) -> tuple[dict[str, BenchPeer], dict[str, str]]:
     """Start the peers that can be had, wait for their ranks, and say which take part; return them and the others."""
-    peers: dict[str, Peer] = {}
+    peers: dict[str, BenchPeer] = {}
     left_out: dict[str, str] = {}
     for name in arguments.peers:
         try:
@@ -130,7 +130,7 @@ def _start(
             flags = ["--pin"] if arguments.pin else []
             flags += [] if command.only_float32 else ["--dtype", arguments.dtype]
             command = replace(command, arguments=[*command.arguments, *flags])
-            peers[name] = on_exit.enter_context(Peer(command, arguments.ranks, directory))
+            peers[name] = on_exit.enter_context(BenchPeer(command, arguments.ranks, directory))
         except PeerFailure as failure:
             _say(f"left out: {failure}")
             if name in arguments.named:

@@ -147,7 +147,7 @@ def gather_lines(connections: Sequence[RankConnection], deadline: float) -> list
     return [lines[connection.rank] for connection in connections]
 
 
-class Peer:
+class BenchPeer:
     """A set of rank processes that stays for the whole run.
 
     Its launcher runs in a session of its own, so that Ctrl-C reaches the driver alone and ``close``

@@ -2,7 +2,7 @@
 
 Runs inside each peer's own environment, so it needs the standard library and NumPy only. Its protocol is
 described in ``procgroup.diagnostics.bench.peer``. What a peer adds is one table, from the name of an
-operation to a function that takes ``Buffers`` and returns the call to measure. Of the peer's arguments these count
+operation to a function that takes ``BenchArrays`` and returns the call to measure. Of the peer's arguments these count
 here: ``--dtype NAME``, the element type, and ``--pin``.
 """
 
@@ -39,7 +39,7 @@ def messages_in_turn(operation: str, size_in_bytes: int) -> int:
     return 2 if operation == "send_recv" else 1
 
 
-class Buffers:
+class BenchArrays:
     """The arrays of one operation on one rank.
 
     ``array`` holds so many bytes. Where ranks exchange blocks, each as long as ``array``, ``blocks`` has a row for each
@@ -69,25 +69,25 @@ def ordinary(shape: tuple[int, ...]) -> Any:
     return np.empty(shape, DTYPE)
 
 
-def _is_sum(buffers: Buffers) -> bool:
+def _is_sum(buffers: BenchArrays) -> bool:
     return bool((buffers.array == buffers.ranks * (buffers.ranks + 1) / 2).all())
 
 
-def _is_gathered(buffers: Buffers) -> bool:
+def _is_gathered(buffers: BenchArrays) -> bool:
     return bool((buffers.output == np.arange(1, len(buffers.output) + 1)[:, None]).all())
 
 
-def _is_own_sum(buffers: Buffers) -> bool:
+def _is_own_sum(buffers: BenchArrays) -> bool:
     values = [block_value(sender, buffers.rank) for sender in range(buffers.ranks)]
     return bool((buffers.array == sum(values)).all())
 
 
-def _is_exchanged(buffers: Buffers) -> bool:
+def _is_exchanged(buffers: BenchArrays) -> bool:
     values = [block_value(sender, buffers.rank) for sender in range(buffers.ranks)]
     return bool((buffers.output == np.array(values)[:, None]).all())
 
 
-CORRECT: Mapping[str, Callable[[Buffers], bool]] = {
+CORRECT: Mapping[str, Callable[[BenchArrays], bool]] = {
     "all_reduce": _is_sum,
     "reduce": lambda buffers: buffers.rank != 0 or _is_sum(buffers),
     "broadcast": lambda buffers: bool((buffers.array == 1).all()),
@@ -134,7 +134,7 @@ def serve(
     driver: Driver,
     rank: int,
     ranks: int,
-    operations: Mapping[str, Callable[[Buffers], Call]],
+    operations: Mapping[str, Callable[[BenchArrays], Call]],
     name: str,
     allocate: Allocate = ordinary,
 ) -> None:
@@ -150,7 +150,7 @@ def serve(
             key = (operation, int(size))
             if key not in prepared:
                 prepared.clear()
-                buffers = Buffers(operation, int(size), rank, ranks, allocate)
+                buffers = BenchArrays(operation, int(size), rank, ranks, allocate)
                 prepared[key] = prepare(operations, operation, buffers)
             parts = messages_in_turn(operation, int(size))
             times = [time // parts for time in measure(prepared[key], int(samples), int(calls))]
@@ -161,7 +161,7 @@ def serve(
         processor_time = time.process_time_ns()
 
 
-def prepare(operations: Mapping[str, Callable[[Buffers], Call]], operation: str, buffers: Buffers) -> Call:
+def prepare(operations: Mapping[str, Callable[[BenchArrays], Call]], operation: str, buffers: BenchArrays) -> Call:
     """Return the call to measure, after it was made once and its result was checked."""
     if operation not in operations:
         raise NotImplementedError(f"this peer does not measure {operation}")
@@ -196,7 +196,7 @@ def pin_to_one_core(rank: int) -> None:
 
 def torch_operations(
     dist: Any, reduce_scatter: Callable[..., Any], tensor_of: Callable[[Any], Any]
-) -> dict[str, Callable[[Buffers], Call]]:
+) -> dict[str, Callable[[BenchArrays], Call]]:
     """Return the operations of a peer whose functions are those of torch.distributed: Gloo, and procgroup.
 
     ``tensor_of`` makes of a NumPy array what ``dist`` takes.
@@ -204,13 +204,13 @@ def torch_operations(
     ``reduce_scatter`` is the function for one input array, whose name differs.
     """
 
-    def array(buffers: Buffers) -> Any:
+    def array(buffers: BenchArrays) -> Any:
         return tensor_of(buffers.array)
 
     def rows(arrays: Any) -> Any:
         return list(tensor_of(arrays)) or None
 
-    def ping_pong(buffers: Buffers) -> Call:
+    def ping_pong(buffers: BenchArrays) -> Call:
         tensor = array(buffers)
 
         def call() -> None:
@@ -223,7 +223,7 @@ def torch_operations(
 
         return call
 
-    def window(buffers: Buffers) -> Call:
+    def window(buffers: BenchArrays) -> Call:
         tensor, received = array(buffers), rows(buffers.output) or []
 
         def call() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from procgroup.diagnostics.bench.intervals import Ratio, ratio_of_rounds
-from procgroup.diagnostics.bench.peer import Peer, Plan
+from procgroup.diagnostics.bench.peer import BenchPeer, Plan
 from procgroup.errors import PeerFailure
 
 SHORTEST_SAMPLE_NS = 10_000
@@ -23,7 +23,7 @@ MOST_SAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Round:
+class BenchRound:
     """What one peer took in one round, in nanoseconds per call."""
 
     median_ns: float
@@ -35,7 +35,7 @@ class SizeResult:
     """All rounds of one size; a peer that failed on the way has fewer of them, the earliest."""
 
     size: int
-    rounds: dict[str, list[Round]] = field(default_factory=dict)
+    rounds: dict[str, list[BenchRound]] = field(default_factory=dict)
 
     def median_ns(self, peer: str) -> float:
         return statistics.median(one.median_ns for one in self.rounds[peer])
@@ -60,7 +60,7 @@ class InterleavedRun:
     """
 
     operation: str
-    peers: dict[str, Peer]
+    peers: dict[str, BenchPeer]
     rounds: int
     seconds: float
     timeout: float
@@ -80,7 +80,7 @@ class InterleavedRun:
             for name in rotating_order(names, round_index):
                 times = self._turn(name, size, plans[name])
                 if times:
-                    one = Round(statistics.median(times), min(times))
+                    one = BenchRound(statistics.median(times), min(times))
                     result.rounds.setdefault(name, []).append(one)
         return result
 
@@ -112,7 +112,7 @@ class InterleavedRun:
         self.peers.pop(failure.peer).kill()
 
 
-def connect_all(peers: Mapping[str, Peer], timeout: float) -> list[PeerFailure]:
+def connect_all(peers: Mapping[str, BenchPeer], timeout: float) -> list[PeerFailure]:
     """Wait until the ranks of all peers are ready; return the failures of those that are not."""
     failures = []
     for peer in peers.values():

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from procgroup.diagnostics.doctor import machine, variables
-from procgroup.diagnostics.doctor.findings import HostReport, Report, Section, problem, wants_colours
+from procgroup.diagnostics.doctor.findings import DoctorReport, HostReport, Section, problem, wants_colours
 from procgroup.errors import DistError
 
 JOIN_SECONDS = 60.0
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     place = variables.place()
     if place.rank is None or place.world_size is None or place.world_size < 2:
-        report: Report | None = Report([_this_host()])
+        report: DoctorReport | None = DoctorReport([_this_host()])
     else:
         report = _check_job(place.rank, options.timeout)
     if report is None:  # rank 0 prints the report
@@ -73,7 +73,7 @@ def _this_host(*, tries_port: bool = True) -> HostReport:
     return HostReport(socket.gethostname(), [], machine.sections(machine.checks(tries_port=tries_port)))
 
 
-def _check_job(rank: int, seconds: float) -> Report | None:
+def _check_job(rank: int, seconds: float) -> DoctorReport | None:
     """Check the hosts of the job; return the report on rank 0, and on every rank that could not take part."""
     try:
         # Not above: they need NumPy and the native module, without which this machine can still be checked.
@@ -85,7 +85,7 @@ def _check_job(rank: int, seconds: float) -> Report | None:
     return None if answers is None else comparison.report(answers)
 
 
-def _report_of_failure(rank: int, error: Exception) -> Report:
+def _report_of_failure(rank: int, error: Exception) -> DoctorReport:
     """Return the error and, on the first rank of each host, the checks of that host."""
     lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
     failure = problem(
@@ -94,4 +94,4 @@ def _report_of_failure(rank: int, error: Exception) -> Report:
     )
     # After a failed start rank 0 still hosts the store.
     hosts = [_this_host(tries_port=rank != 0)] if variables.is_first_on_host() else []
-    return Report(hosts, [Section("Start", [failure])])
+    return DoctorReport(hosts, [Section("Start", [failure])])

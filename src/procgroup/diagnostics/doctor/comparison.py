@@ -8,8 +8,8 @@ from typing import Any
 
 from procgroup.cluster.topology import parse_cpus
 from procgroup.diagnostics.doctor import reachability
-from procgroup.diagnostics.doctor.findings import Finding, HostReport, Report, Section, note, ok, problem, warning
-from procgroup.diagnostics.doctor.job import Answers, Host
+from procgroup.diagnostics.doctor.findings import DoctorReport, Finding, HostReport, Section, note, ok, problem, warning
+from procgroup.diagnostics.doctor.job import Answers, DoctorHost
 from procgroup.diagnostics.doctor.speed_comparison import directions, links
 
 CLOCK_LIMIT = 1.0
@@ -25,10 +25,10 @@ _EXPLAINED = {
 _PORTS = "TCP to MASTER_PORT and to the ports of sysctl net.ipv4.ip_local_port_range"
 
 
-def report(answers: Answers) -> Report:
+def report(answers: Answers) -> DoctorReport:
     """Return the report of a job."""
     hosts = [HostReport(host.name, host.ranks, answers.checks.get(host.leader, [])) for host in answers.hosts]
-    return Report(hosts, sections(answers), measured(answers))
+    return DoctorReport(hosts, sections(answers), measured(answers))
 
 
 def measured(answers: Answers) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _layout(answers: Answers) -> Iterator[Finding]:
             yield ok(f"{host.name} has {ranks} and {len(cpus)} CPUs for them")
 
 
-def _ranks(host: Host) -> str:
+def _ranks(host: DoctorHost) -> str:
     numbers = host.ranks
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
@@ -98,9 +98,9 @@ def _ranks(host: Host) -> str:
     return f"ranks {', '.join(map(str, numbers))}"
 
 
-def _containers(hosts: Sequence[Host]) -> Iterator[Finding]:
+def _containers(hosts: Sequence[DoctorHost]) -> Iterator[Finding]:
     """Yield hosts that are containers on one machine, whose ranks could share memory if they shared a network."""
-    by_boot: dict[str, list[Host]] = {}
+    by_boot: dict[str, list[DoctorHost]] = {}
     for host in hosts:
         if host.places[0].boot and not host.places[0].host_id:
             by_boot.setdefault(host.places[0].boot, []).append(host)
@@ -181,7 +181,7 @@ def reached(answers: Answers) -> Iterator[Finding]:
         yield from _reached_host(answers, target, {source: found for source, found in tried.items() if found})
 
 
-def _reached_host(answers: Answers, target: Host, outcomes: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+def _reached_host(answers: Answers, target: DoctorHost, outcomes: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     """``outcomes``: of the hosts that have tried, by host and by address of ``target``."""
     facts = answers.facts[target.leader]
     shown = {address: f"{address} ({name})" for address, name in facts["addresses"].items()}
@@ -203,7 +203,7 @@ def _reached_host(answers: Answers, target: Host, outcomes: Mapping[str, Mapping
             yield _other_network(source, target, facts["data_address"], found)
 
 
-def _unreached(answers: Answers, source: str, target: Host, outcomes: Mapping[str, str]) -> Finding:
+def _unreached(answers: Answers, source: str, target: DoctorHost, outcomes: Mapping[str, str]) -> Finding:
     """Return the finding about a host that reaches no address of another one."""
     from_host = next(host for host in answers.hosts if host.name == source)
     back = answers.reached[target.leader].get(str(from_host.leader), {})
@@ -223,7 +223,7 @@ def _is_unreached(data_address: str, outcomes: Mapping[str, str]) -> bool:
     return outcomes.get(data_address, reachability.REACHED) != reachability.REACHED
 
 
-def _other_network(source: str, target: Host, data_address: str, outcomes: Mapping[str, str]) -> Finding:
+def _other_network(source: str, target: DoctorHost, data_address: str, outcomes: Mapping[str, str]) -> Finding:
     others = ", ".join(address for address, outcome in outcomes.items() if outcome == reachability.REACHED)
     return problem(
         f"{source} does not reach {target.name} at {data_address}, where the data goes: {outcomes[data_address]}; "

@@ -83,7 +83,7 @@ class HostReport(NamedTuple):
     sections: Sequence[Section]
 
 
-class Report(NamedTuple):
+class DoctorReport(NamedTuple):
     """The findings about all hosts, about the hosts against each other, and the measured values behind these."""
 
     hosts: Sequence[HostReport]

@@ -12,7 +12,7 @@ from pathlib import Path
 from procgroup.cluster.accelerators import host_gpus, visible_lists
 from procgroup.diagnostics.doctor import shared_libraries
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
-from procgroup.diagnostics.doctor.shared_libraries import Driver
+from procgroup.diagnostics.doctor.shared_libraries import GpuDriver
 from procgroup.diagnostics.doctor.system_files import read_text
 
 _INSTALL = "pip install nvidia-nccl-cu13, or nvidia-nccl-cu12 for drivers of CUDA 12"
@@ -30,7 +30,7 @@ def check(
     environment: Mapping[str, str] = os.environ,
     root: Path = Path("/"),
     version_of_library: Callable[[str, Path], str] = shared_libraries.version,
-    describe: Callable[[], Driver] = shared_libraries.describe,
+    describe: Callable[[], GpuDriver] = shared_libraries.describe,
 ) -> Iterator[Finding]:
     """Yield findings about GPUs and NCCL. Where there are no GPUs, these are notes."""
     count = host_gpus(root)
@@ -91,7 +91,7 @@ def _driver(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
     yield ok(f"driver {found[1]}") if found else note("the version of the driver is unknown")
 
 
-def _described(described: Driver, environment: Mapping[str, str]) -> Iterator[Finding]:
+def _described(described: GpuDriver, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what the driver says of the GPUs of this process."""
     if described.error:
         yield problem(

@@ -45,7 +45,7 @@ _PROBE_SECONDS = 2.0
 _ROUND_SECONDS = links.MESSAGE_SECONDS + 2.0
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Where one rank runs: a host's name, the machine's boot, the network namespace, and the CPUs of its affinity.
 
     ``cpus`` are in Linux's form, such as 0-3,8, because all ranks read the places of all.
@@ -58,7 +58,7 @@ class Place(NamedTuple):
     cpus: str
 
     @classmethod
-    def of_this_process(cls, root: Path = Path("/")) -> Place:
+    def of_this_process(cls, root: Path = Path("/")) -> RankPlace:
         """Return the place of this process."""
         try:
             network = (root / "proc/self/ns/net").stat().st_ino
@@ -73,12 +73,12 @@ class Place(NamedTuple):
         return (self.host_name, self.boot, self.network, self.host_id)
 
 
-class Host(NamedTuple):
+class DoctorHost(NamedTuple):
     """The ranks of one host. The name is unique in the job."""
 
     name: str
     ranks: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[RankPlace, ...]
 
     @property
     def leader(self) -> int:
@@ -86,14 +86,14 @@ class Host(NamedTuple):
         return self.ranks[0]
 
 
-def hosts_of(places: Mapping[int, Place]) -> list[Host]:
+def hosts_of(places: Mapping[int, RankPlace]) -> list[DoctorHost]:
     """Return the hosts, in the order of their lowest ranks. Names that several hosts have get these ranks, too."""
     groups: dict[tuple[str, str, int, str], list[int]] = {}
     for rank in sorted(places):
         groups.setdefault(places[rank].identity, []).append(rank)
     names = Counter(identity[0] for identity in groups)
     return [
-        Host(
+        DoctorHost(
             identity[0] if names[identity[0]] == 1 else f"{identity[0]} (rank {ranks[0]})",
             tuple(ranks),
             tuple(places[rank] for rank in ranks),
@@ -141,7 +141,7 @@ class Measurement(NamedTuple):
 class Answers(NamedTuple):
     """What rank 0 has collected: by leader, except ``measurements``. Leaders that did not answer have no entry."""
 
-    hosts: list[Host]
+    hosts: list[DoctorHost]
     missing_ranks: list[int]
     facts: dict[int, dict[str, Any]]
     checks: dict[int, list[Section]]
@@ -159,7 +159,7 @@ def check(seconds: float) -> Answers | None:
     try:
         world = dist.group.WORLD
         assert world is not None
-        return JobCheck(world, Place.of_this_process()).run()
+        return JobCheck(world, RankPlace.of_this_process()).run()
     finally:
         with contextlib.suppress(DistError, OSError):
             dist.destroy_process_group()
@@ -168,13 +168,13 @@ def check(seconds: float) -> Answers | None:
 class JobCheck:
     """One rank's part in the checks. A step of another host may take ``answer_seconds``."""
 
-    def __init__(self, world: ProcessGroup, place: Place, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, world: ProcessGroup, place: RankPlace, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._world = world
         self._rank = world.rank()
         self._place = place
         self._answer_seconds = answer_seconds
         self._exchange = Exchange(world.get_group_store(), self._rank)
-        self._hosts: list[Host] = []
+        self._hosts: list[DoctorHost] = []
         self._answering: list[int] = []
         """The leaders that have taken part so far."""
 
@@ -195,7 +195,7 @@ class JobCheck:
     def _find_hosts(self) -> None:
         self._exchange.publish("place", self._place)
         places = self._exchange.collect("place", range(self._world.size()), self._answer_seconds)
-        self._hosts = hosts_of({rank: Place(*values) for rank, values in places.items()})
+        self._hosts = hosts_of({rank: RankPlace(*values) for rank, values in places.items()})
 
     def _check_own_host(self) -> None:
         own = next(host for host in self._hosts if self._rank in host.ranks)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from procgroup.cluster.control_group import quota_of
-from procgroup.cluster.topology import SYSTEM, Topology, format_cpus, parse_cpus
+from procgroup.cluster.topology import SYSTEM, CpuTopology, format_cpus, parse_cpus
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
 from procgroup.diagnostics.doctor.system_files import control_groups, read_number, read_text, show_bytes
 
@@ -116,7 +116,7 @@ def check_processors(
     cpus = frozenset(os.sched_getaffinity(0)) if usable is None else usable
     quota = quota_of(control_groups("cpu", root))
     yield _affinity(cpus, root)
-    cores = len(Topology(cpus, root / SYSTEM).cores)
+    cores = len(CpuTopology(cpus, root / SYSTEM).cores)
     if cores < len(cpus):
         yield note(f"{len(cpus)} CPUs are {cores} cores with hyper-threads; ranks on one core share its units")
     if quota is not None and quota < len(cpus):

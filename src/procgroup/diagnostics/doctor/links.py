@@ -83,7 +83,7 @@ def rounds(number: int) -> list[list[tuple[int, int]]]:
 
 def measure_as_initiator(group: ProcessGroup, partner: int, clock: Clock = time.time_ns) -> Speed:
     """Measure the link to a rank of the group that calls ``measure_as_partner``. Raises DistError at a deadline."""
-    messages = _Messages(group, partner)
+    messages = _LinkMessages(group, partner)
     trips = _ping(messages, clock)
     bandwidth, size = _stream(messages)
     _receive_stream(messages)
@@ -99,14 +99,14 @@ def measure_as_initiator(group: ProcessGroup, partner: int, clock: Clock = time.
 
 def measure_as_partner(group: ProcessGroup, initiator: int, clock: Clock = time.time_ns) -> Speed:
     """Measure the link to a rank of the group that calls ``measure_as_initiator``. Raises DistError at a deadline."""
-    messages = _Messages(group, initiator)
+    messages = _LinkMessages(group, initiator)
     while messages.receive():
         messages.send(clock())
     _receive_stream(messages)
     return Speed(*_stream(messages))
 
 
-class _Messages:
+class _LinkMessages:
     """Sends numbers and arrays to one rank, and receives them from it."""
 
     def __init__(self, group: ProcessGroup, peer: int) -> None:
@@ -129,7 +129,7 @@ class _Messages:
         self._group.recv(array, self._peer, _TAG, timeout=MESSAGE_SECONDS)
 
 
-def _ping(messages: _Messages, clock: Clock) -> list[Trip]:
+def _ping(messages: _LinkMessages, clock: Clock) -> list[Trip]:
     trips: list[Trip] = []
     end = time.monotonic() + _ROUND_TRIPS_SECONDS
     while len(trips) < _ROUND_TRIPS and (not trips or time.monotonic() < end):
@@ -142,7 +142,7 @@ def _ping(messages: _Messages, clock: Clock) -> list[Trip]:
     return trips[len(trips) // 2 :]
 
 
-def _stream(messages: _Messages) -> tuple[float, int]:
+def _stream(messages: _LinkMessages) -> tuple[float, int]:
     """Send growing messages, and then some of the last size; return (bytes per second, that size)."""
     array = np.ones(LARGEST_BYTES, np.uint8)  # zeros would be one page, which stays in the cache
     size, times = _SMALLEST_BYTES, [_send_one(messages, array[:_SMALLEST_BYTES])]
@@ -155,7 +155,7 @@ def _stream(messages: _Messages) -> tuple[float, int]:
     return size / statistics.median(times), size
 
 
-def _send_one(messages: _Messages, array: np.ndarray) -> float:
+def _send_one(messages: _LinkMessages, array: np.ndarray) -> float:
     started = time.perf_counter()
     messages.send(array.nbytes)
     messages.send_array(array)
@@ -163,7 +163,7 @@ def _send_one(messages: _Messages, array: np.ndarray) -> float:
     return time.perf_counter() - started
 
 
-def _receive_stream(messages: _Messages) -> None:
+def _receive_stream(messages: _LinkMessages) -> None:
     array = np.zeros(LARGEST_BYTES, np.uint8)
     while size := messages.receive():
         messages.receive_array(array[:size])

@@ -4,7 +4,7 @@ A library may be built for another system, wait for a device or end its process;
 A driver also takes some of a GPU's memory. This file is the program of that process, too::
 
     python shared_libraries.py nccl|mpi FILE                           prints the version of a library
-    python -m procgroup.diagnostics.doctor.shared_libraries driver     prints a Driver as JSON
+    python -m procgroup.diagnostics.doctor.shared_libraries driver     prints a GpuDriver as JSON
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_MPI = ("usr/lib/*-linux-gnu/openmpi/lib", "usr/lib64/openmpi/lib", "usr/lib6
 _OF_DRIVER = ("usr/lib/wsl/lib", "usr/local/nvidia/lib64")
 
 
-class Gpu(NamedTuple):
+class GpuDescription(NamedTuple):
     """One GPU; ``reaches`` has the numbers of those whose memory it reads and writes without the host."""
 
     name: str
@@ -36,11 +36,11 @@ class Gpu(NamedTuple):
     reaches: Sequence[int]
 
 
-class Driver(NamedTuple):
+class GpuDriver(NamedTuple):
     """The version of CUDA that the driver is for, and the GPUs by number; or why there are none."""
 
     cuda: str
-    gpus: Sequence[Gpu]
+    gpus: Sequence[GpuDescription]
     error: str = ""
 
 
@@ -85,16 +85,16 @@ def is_here(environment: Mapping[str, str] = os.environ, root: Path = Path("/"))
     return is_loaded or bool(find(["libcuda.so.1"], environment, root))
 
 
-def describe() -> Driver:
+def describe() -> GpuDriver:
     """Return what the driver says of this process's GPUs; an ``error`` where it does not answer."""
     try:
         done = _run(["-m", __name__, "driver"], _DRIVER_SECONDS)
         cuda, gpus, error = json.loads(done.stdout.strip().rpartition("\n")[2])
-        return Driver(cuda, [Gpu(*one) for one in gpus], error)
+        return GpuDriver(cuda, [GpuDescription(*one) for one in gpus], error)
     except subprocess.TimeoutExpired:
-        return Driver("", (), f"it does not answer within {_DRIVER_SECONDS} s")
+        return GpuDriver("", (), f"it does not answer within {_DRIVER_SECONDS} s")
     except (OSError, ValueError):
-        return Driver("", (), f"it ends its process: {(done.stderr.strip().splitlines() or ['exit status'])[-1]}")
+        return GpuDriver("", (), f"it ends its process: {(done.stderr.strip().splitlines() or ['exit status'])[-1]}")
 
 
 def _run(arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -136,7 +136,7 @@ def _driver_here() -> str:
     try:
         count = _native.count_gpus()
         gpus = [
-            Gpu(
+            GpuDescription(
                 _native.gpu_name(number),
                 _native.has_gate(number),
                 [other for other in range(count) if other != number and _native.can_reach(number, other)],
@@ -144,9 +144,9 @@ def _driver_here() -> str:
             for number in range(count)
         ]
         version = _native.cuda_version()
-        return json.dumps(Driver(f"{version // 1000}.{version % 1000 // 10}", gpus))
+        return json.dumps(GpuDriver(f"{version // 1000}.{version % 1000 // 10}", gpus))
     except RuntimeError as error:
-        return json.dumps(Driver("", (), str(error)))
+        return json.dumps(GpuDriver("", (), str(error)))
 
 
 def _main(arguments: Sequence[str]) -> int:

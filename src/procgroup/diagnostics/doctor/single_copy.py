@@ -42,7 +42,7 @@ def _read_from(owner: subprocess.Popen[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else f"the reader ended with status {done.returncode}"
 
 
-class _Iovec(ctypes.Structure):
+class _IoVector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
@@ -58,8 +58,8 @@ def _read(pid: int, address: int) -> None:
         print("this system has no process_vm_readv")
         return
     copy = ctypes.create_string_buffer(len(_TEXT))
-    here = _Iovec(ctypes.addressof(copy), len(_TEXT))
-    there = _Iovec(address, len(_TEXT))
+    here = _IoVector(ctypes.addressof(copy), len(_TEXT))
+    there = _IoVector(address, len(_TEXT))
     one = ctypes.c_ulong(1)
     libc.process_vm_readv.restype = ctypes.c_ssize_t
     size = libc.process_vm_readv(pid, ctypes.byref(here), one, ctypes.byref(there), one, ctypes.c_ulong(0))

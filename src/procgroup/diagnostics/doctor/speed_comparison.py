@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
-from procgroup.diagnostics.doctor.job import Answers, Host, Measurement
+from procgroup.diagnostics.doctor.job import Answers, DoctorHost, Measurement
 from procgroup.diagnostics.doctor.links import LARGEST_BYTES
 from procgroup.diagnostics.doctor.system_files import show_bytes
 
@@ -63,7 +63,7 @@ def links(answers: Answers) -> Iterator[Finding]:
     yield from slow(between)
 
 
-def _within(hosts: Sequence[Host], found: Sequence[Direction]) -> Iterator[Finding]:
+def _within(hosts: Sequence[DoctorHost], found: Sequence[Direction]) -> Iterator[Finding]:
     alone = [host.name for host in hosts if len(host.ranks) == 1]
     if alone:
         yield note(f"one rank only on {', '.join(alone)}: no link within the host")

@@ -16,22 +16,22 @@ _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _LEFT_OVER = "Start the program with its launcher, or unset the variable if another job has left it in this shell"
 
 
-class Place(NamedTuple):
+class VariablePlace(NamedTuple):
     """This process's rank and the number of ranks, as the environment gives them; None where it does not."""
 
     rank: int | None
     world_size: int | None
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place:
+def place(environment: Mapping[str, str] = os.environ) -> VariablePlace:
     """Return this process's place, by RANK and WORLD_SIZE or by the variables of srun, mpiexec or Kubernetes."""
     task = task_launcher.detect(environment)
     try:
-        found = Place(task.rank, task.world_size) if task else Place(None, None)
+        found = VariablePlace(task.rank, task.world_size) if task else VariablePlace(None, None)
     except ValueError:
-        found = Place(None, None)
+        found = VariablePlace(None, None)
     rank, world_size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
-    return Place(found.rank if rank is None else rank, found.world_size if world_size is None else world_size)
+    return VariablePlace(found.rank if rank is None else rank, found.world_size if world_size is None else world_size)
 
 
 def is_first_on_host(environment: Mapping[str, str] = os.environ) -> bool:

@@ -42,14 +42,14 @@ def send(job: Job, exporter: SpanExporter | None = None) -> int:
 
 def spans(job: Job) -> Iterator[Any]:
     """Yield the span of the job, those of the ranks, and those of the calls."""
-    writer = _Writer(job)
+    writer = _SpanWriter(job)
     yield writer.of_job()
     for rank in job.ranks:
         yield writer.of_rank(rank)
         yield from (writer.of_call(rank, call) for call in rank.calls)
 
 
-class _Writer:
+class _SpanWriter:
     """Makes the spans of one job."""
 
     def __init__(self, job: Job) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from procgroup.diagnostics.recorded_job import reading
 from procgroup.diagnostics.recorded_job.text import as_text
-from procgroup.diagnostics.top.watch import Look, Watch, plain
+from procgroup.diagnostics.top.watch import JobWatch, Look, plain
 from procgroup.process.environ import TERM
 
 FLAGS = {
@@ -36,14 +36,14 @@ _PAUSES_PER_LOOK = 20
 QUIT = b"qQ"
 
 
-class Keys:
+class KeyboardInput:
     """Use as a context manager: meanwhile keys are read one by one, and are not shown."""
 
     def __init__(self) -> None:
         self._descriptor = sys.stdin.fileno() if sys.stdin.isatty() else None
         self._before: list[Any] = []
 
-    def __enter__(self) -> Keys:
+    def __enter__(self) -> KeyboardInput:
         if self._descriptor is not None:
             self._before = termios.tcgetattr(self._descriptor)
             tty.setcbreak(self._descriptor)  # Ctrl-C is a signal as before
@@ -79,9 +79,9 @@ def main(arguments: Sequence[str]) -> int:
         directory = _find(options.job)
         if options.web:
             return _serve(directory, options)
-        watch = Watch(directory)
+        watch = JobWatch(directory)
         if options.once:
-            with Keys() as keys:
+            with KeyboardInput() as keys:
                 _look_first(watch, keys)
             print(plain(watch.look()))
         else:
@@ -139,9 +139,9 @@ def _find(which: str) -> Path:
     return next(iter(running), None) or reading.find(which)
 
 
-def _follow(watch: Watch) -> None:
+def _follow(watch: JobWatch) -> None:
     """Show looks until the job or the user ends it; print at the end of a job what has become of it."""
-    with Keys() as keys:
+    with KeyboardInput() as keys:
         last = _follow_live(watch, keys) if _is_terminal() else None
         last = last or _follow_plainly(watch, keys)
     if last.has_ended:
@@ -152,7 +152,7 @@ def _is_terminal() -> bool:
     return sys.stdout.isatty() and TERM.get() != "dumb"
 
 
-def _follow_live(watch: Watch, keys: Keys) -> Look | None:
+def _follow_live(watch: JobWatch, keys: KeyboardInput) -> Look | None:
     try:
         from procgroup.diagnostics.top import live
     except ImportError:  # rich is not installed
@@ -161,18 +161,18 @@ def _follow_live(watch: Watch, keys: Keys) -> Look | None:
         return _repeat(watch, keys, view.show, _LIVE_SECONDS)
 
 
-def _look_first(watch: Watch, keys: Keys) -> None:
+def _look_first(watch: JobWatch, keys: KeyboardInput) -> None:
     """Look once, so that the first table has rates."""
     if not watch.look().has_ended:
         keys.wait(_LIVE_SECONDS)
 
 
-def _follow_plainly(watch: Watch, keys: Keys) -> Look:
+def _follow_plainly(watch: JobWatch, keys: KeyboardInput) -> Look:
     _look_first(watch, keys)
     return _repeat(watch, keys, lambda look: print(plain(look), end="\n\n", flush=True), _PLAIN_SECONDS)
 
 
-def _repeat(watch: Watch, keys: Keys, show: Callable[[Look], None], seconds: float) -> Look:
+def _repeat(watch: JobWatch, keys: KeyboardInput, show: Callable[[Look], None], seconds: float) -> Look:
     """Look and show until the job has ended or a key ends it; return the last look."""
     while True:
         began = time.process_time()

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from procgroup.diagnostics.page.document import TIMELINE_SCRIPTS, Page, as_json, table, timeline, timeline_data
 from procgroup.diagnostics.recorded_job import reading, text
 from procgroup.diagnostics.recorded_job.text import as_text
-from procgroup.diagnostics.top.server import LOOPBACK, Answer, Pages, Server
-from procgroup.diagnostics.top.watch import HEADINGS, TO_THE_RIGHT, Look, Row, Watch, cells, header
+from procgroup.diagnostics.top.server import LOOPBACK, HttpAnswer, Pages, PageServer
+from procgroup.diagnostics.top.watch import HEADINGS, TO_THE_RIGHT, JobWatch, Look, Row, cells, header
 
 _SCRIPTS = [Path(__file__).with_name(name) for name in ("follow.js", "live.js")]
 PAGE = Page((*TIMELINE_SCRIPTS, *_SCRIPTS), also_allowed="connect-src 'self'")
@@ -59,7 +59,7 @@ class Taken(NamedTuple):
 class JobPage:
     """Answers browsers with looks at a job. A look is taken when one asks, and the last one when the job has ended."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: JobWatch) -> None:
         self._watch = watch
         self._lock = threading.Lock()
         self._due = -math.inf
@@ -87,12 +87,14 @@ class JobPage:
         self._due = time.monotonic() + pause
         return Taken(moment, look)
 
-    def _page(self, _: Mapping[str, str]) -> Answer:
+    def _page(self, _: Mapping[str, str]) -> HttpAnswer:
         look = self._newest()
-        return Answer("text/html", PAGE.html(f"{look.look.job.name}: procgroup top", _BODY, state(*look)))
+        return HttpAnswer("text/html", PAGE.html(f"{look.look.job.name}: procgroup top", _BODY, state(*look)))
 
-    def _state(self, parameters: Mapping[str, str]) -> Answer:
-        return Answer("application/json", as_json(state(*self._newest(), since=_number(parameters.get("since", "")))))
+    def _state(self, parameters: Mapping[str, str]) -> HttpAnswer:
+        return HttpAnswer(
+            "application/json", as_json(state(*self._newest(), since=_number(parameters.get("since", ""))))
+        )
 
 
 def state(moment: float, look: Look, *, since: float = -math.inf) -> dict[str, Any]:
@@ -138,9 +140,9 @@ def _number(value: str) -> float:
 
 def serve(directory: Path, *, port: int, in_browser: bool) -> int:
     """Print the address, and serve until Ctrl-C, also when the job has ended; return 2 where the port is taken."""
-    page = JobPage(Watch(directory, newest=reading.RECORDED_CALLS))
+    page = JobPage(JobWatch(directory, newest=reading.RECORDED_CALLS))
     try:
-        server = Server(page.pages, PAGE.policy, port)
+        server = PageServer(page.pages, PAGE.policy, port)
     except OSError as error:
         print(
             f"procgroup top: cannot listen on {LOOPBACK}:{port}: {error.strerror}; --port chooses another one",

@@ -33,23 +33,23 @@ _ANSWER_SECONDS = 30.0
 _HOST_NAMES = (LOOPBACK, "localhost")
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """What is sent for a path."""
 
     kind: str
     content: str
 
 
-Pages: TypeAlias = Mapping[str, Callable[[Mapping[str, str]], Answer]]
+Pages: TypeAlias = Mapping[str, Callable[[Mapping[str, str]], HttpAnswer]]
 """Paths with the functions that answer them, given the parameters of the address."""
 
 
-class Server:
+class PageServer:
     """Serves while it is used as a context manager. Raises OSError when the port cannot be listened on."""
 
     def __init__(self, pages: Pages, policy: str, port: int = 0) -> None:
         self.token: str = secrets.token_urlsafe(24)
-        self._listener = _Listener((LOOPBACK, port), _Request)
+        self._listener = _HttpListener((LOOPBACK, port), _HttpRequest)
         self._listener.pages, self._listener.policy, self._listener.token = pages, policy, self.token
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.05,), daemon=True)
 
@@ -58,7 +58,7 @@ class Server:
         """The address of the first page, with the token."""
         return f"http://{LOOPBACK}:{self._listener.server_port}/?token={self.token}"
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> PageServer:
         self._thread.start()
         return self
 
@@ -69,7 +69,7 @@ class Server:
         self._listener.server_close()
 
 
-class _Listener(ThreadingHTTPServer):
+class _HttpListener(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a slow browser does not delay the end
     pages: Pages
@@ -101,8 +101,8 @@ class _Listener(ThreadingHTTPServer):
         """Do not print that a browser has gone."""
 
 
-class _Request(BaseHTTPRequestHandler):
-    server: _Listener
+class _HttpRequest(BaseHTTPRequestHandler):
+    server: _HttpListener
     server_version, sys_version = "procgroup", ""
 
     def handle(self) -> None:
@@ -125,7 +125,7 @@ class _Request(BaseHTTPRequestHandler):
         else:
             self._send(self.server.pages[address.path](parameters))
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: HttpAnswer) -> None:
         content = answer.content.encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{answer.kind}; charset=utf-8")

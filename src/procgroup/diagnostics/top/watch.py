@@ -69,7 +69,7 @@ class Look(NamedTuple):
         return self.job.now - self.job.began
 
 
-class Watch:
+class JobWatch:
     """Looks at one job. The caller decides when, and how many calls of each rank a look has at least."""
 
     def __init__(self, directory: Path, *, newest: int = _NEWEST_CALLS) -> None:

@@ -29,7 +29,7 @@ _LONGEST_TIME = 1e12
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """One rank that ended with an error, not because the launcher ended it.
 
     ``exit_code`` is negative for a signal. ``time`` is the time of the error in monotonic seconds of its node.
@@ -153,7 +153,7 @@ class Failure:
         return json.dumps(content, ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Failure:
+    def from_json(cls, text: str) -> RankFailure:
         """Return the failure that ``to_json`` wrote. Raises ValueError for anything else."""
         import json
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procgroup.launch.failures.evidence import TRACEBACK_HEADER
-from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.failure import RankFailure
 from procgroup.launch.output.log_options import format_ranks
 from procgroup.process.environ import TORCHELASTIC_ERROR_FILE
 from procgroup.process.error_file import pass_on
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from procgroup.launch.ranks.worker_group import WorkerGroup
 
 
-def first_failure(failures: Sequence[Failure]) -> Failure:
+def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
     """Return the failure that the others follow from; ``failures`` are in the order in which they were posted."""
     causes = [failure for failure in failures if not failure.is_secondary]
     if not causes:
@@ -37,13 +37,13 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     return _earliest([failure for failure in causes if failure.node_rank in blamed_nodes] or causes)
 
 
-def summary(failures: Sequence[Failure]) -> str:
+def summary(failures: Sequence[RankFailure]) -> str:
     """Return in one line why the ranks of a node failed."""
     first = first_failure(failures)
     return f"rank {first.rank} ({first.host}, pid {first.pid}) failed: {first.reason}"
 
 
-def report(failures: Sequence[Failure], group: WorkerGroup, host: str, output: JobOutput) -> None:
+def report(failures: Sequence[RankFailure], group: WorkerGroup, host: str, output: JobOutput) -> None:
     """Print the job's failures after the ranks' output; ``group`` are this node's ranks.
 
     The first failure is also written to the launcher's own error file, for the program that started the launcher.
@@ -57,24 +57,24 @@ def report(failures: Sequence[Failure], group: WorkerGroup, host: str, output: J
     _pass_on(first_failure(failures), output)
 
 
-def read(records: Sequence[str], own: Sequence[Failure]) -> list[Failure]:
+def read(records: Sequence[str], own: Sequence[RankFailure]) -> list[RankFailure]:
     """Read the records of all nodes, in the order in which the nodes posted them.
 
     A record of one of this node's ``own`` failures is replaced by that failure, which holds more. Unreadable records
     are left out.
     """
     of_own = {(failure.node_rank, failure.rank, failure.pid): failure for failure in own}
-    failures: list[Failure] = []
+    failures: list[RankFailure] = []
     for record in records:
         try:
-            failure = Failure.from_json(record)
+            failure = RankFailure.from_json(record)
         except ValueError:
             continue
         failures.append(of_own.get((failure.node_rank, failure.rank, failure.pid), failure))
     return failures
 
 
-def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[int], host: str) -> str:
+def describe(failures: Sequence[RankFailure], ended: Sequence[int], left: Sequence[int], host: str) -> str:
     """Return the report: one line for each other failure, then the first failure.
 
     ``ended`` are the ranks that the launcher ended. ``left`` are those that ended by themselves with status 0; they are
@@ -94,7 +94,7 @@ def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[i
     return "".join(lines) + (evidence if not evidence or evidence.endswith("\n") else evidence + "\n")
 
 
-def _end_of_blame(failures: Sequence[Failure]) -> Failure:
+def _end_of_blame(failures: Sequence[RankFailure]) -> RankFailure:
     """Follow the blame from failure to failure to its end; in a cycle, return the earliest failure."""
     of_rank = {failure.rank: failure for failure in failures}
     earliest = found = _earliest(failures)
@@ -106,17 +106,17 @@ def _end_of_blame(failures: Sequence[Failure]) -> Failure:
     return earliest
 
 
-def _earliest(failures: Sequence[Failure]) -> Failure:
+def _earliest(failures: Sequence[RankFailure]) -> RankFailure:
     """Return the earliest failure of the node that posted its failures first."""
     node = failures[0].node_rank
     return min((failure for failure in failures if failure.node_rank == node), key=lambda failure: failure.time)
 
 
-def _node_and_time(failure: Failure) -> tuple[int, float]:
+def _node_and_time(failure: RankFailure) -> tuple[int, float]:
     return failure.node_rank, failure.time
 
 
-def _after(others: Sequence[Failure], first: Failure) -> Iterator[str]:
+def _after(others: Sequence[RankFailure], first: RankFailure) -> Iterator[str]:
     """Give a line for each failure after the first one; those that say the same of it share one."""
     same = [other for other in others if other.exception_name == first.exception_name]
     of_call = [other for other in same if _is_of_a_call(other) and _is_of_a_call(first)]
@@ -134,23 +134,23 @@ def _after(others: Sequence[Failure], first: Failure) -> Iterator[str]:
             yield f"{_place_after(other, first)} failed after that: {other.reason}"
 
 
-def _without_numbers(failure: Failure) -> str:
+def _without_numbers(failure: RankFailure) -> str:
     """Return what ranks that lost one and the same rank say alike: their numbers differ, and who waited for whom."""
     name = failure.exception_name
     return name if name in ("GroupBroken", "PeerFailed", "PeerLost") else re.sub(r"\d+", "", failure.reason)
 
 
-def _is_of_a_call(failure: Failure) -> bool:
+def _is_of_a_call(failure: RankFailure) -> bool:
     """Tell whether a rank failed in a call whose ranks all raise one error, by its record: their texts say the same."""
     return failure.origin is not None and failure.origin.kind == CALL
 
 
-def _name_ranks(failures: Sequence[Failure]) -> str:
+def _name_ranks(failures: Sequence[RankFailure]) -> str:
     ranks = sorted(failure.rank for failure in failures)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
 
 
-def _place_after(failure: Failure, first: Failure) -> str:
+def _place_after(failure: RankFailure, first: RankFailure) -> str:
     where = f"{failure.host}, " if failure.host != first.host else ""
     return f"rank {failure.rank} ({where}pid {failure.pid})"
 
@@ -159,7 +159,7 @@ def _ranks(ranks: Sequence[int], one: str, many: str) -> str:
     return f"rank {ranks[0]} {one}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)} {many}"
 
 
-def _pass_on(first: Failure, output: JobOutput) -> None:
+def _pass_on(first: RankFailure, output: JobOutput) -> None:
     path = TORCHELASTIC_ERROR_FILE.get()
     if not path:
         return

@@ -33,11 +33,11 @@ from procgroup.launch.nodes.announcer import Announcer, describe_waiting
 from procgroup.launch.nodes.job_state import JobState, can_begin, has_quorum
 from procgroup.launch.nodes.meeting import Meeting
 from procgroup.launch.nodes.meeting_plan import MeetingPlan
-from procgroup.launch.supervisor import Outcome, Supervisor, WakePipe
+from procgroup.launch.supervisor import JobOutcome, Supervisor, WakePipe
 
 if TYPE_CHECKING:
     from procgroup.launch.events import Events
-    from procgroup.launch.failures.failure import Failure
+    from procgroup.launch.failures.failure import RankFailure
 
 
 class Loss(NamedTuple):
@@ -75,11 +75,11 @@ class Agent:
         self._has_joined = False
         self._loss: Loss | None = None
         self._lost_silently = False
-        self._end: tuple[int, Sequence[Failure]] | None = None
+        self._end: tuple[int, Sequence[RankFailure]] | None = None
         self._wakes = WakePipe()
         self._meeting = Meeting(plan, self._wakes.wake, None)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobOutcome:
         """Run this node's part until the job ends or a signal ends it."""
         try:
             while self._end is None:
@@ -211,7 +211,7 @@ class Agent:
             self._end_ranks()
             return
         status, node_rank = state.exit_status, state.node_rank(self._node_id)
-        failures: Sequence[Failure] = ()
+        failures: Sequence[RankFailure] = ()
         first_node = node_rank
         if state.failures:
             from procgroup.launch.failures.report import first_failure, read  # needed after a failure only

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from procgroup.launch.failures.evidence import printable
 from procgroup.launch.hosted_store import WorkerStore
-from procgroup.launch.program import Round
+from procgroup.launch.program import RankRound
 
 Phase = Literal["forming", "running", "stopping", "ended"]
 
@@ -109,9 +109,9 @@ class JobState(NamedTuple):
         agents = Counter(node.host for node in self.members)
         return ", ".join(host if number == 1 else f"{host} ({number} agents)" for host, number in agents.items())
 
-    def round_of(self, node_rank: int, store: WorkerStore) -> Round:
+    def round_of(self, node_rank: int, store: WorkerStore) -> RankRound:
         """Return the running round as one of its nodes sees it."""
-        return Round(
+        return RankRound(
             self.round,
             self.restarts,
             node_rank,

@@ -84,7 +84,7 @@ class Watcher:
     def __init__(self, node_id: str, lease: Lease) -> None:
         self._node_id = node_id
         self._lease = lease
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _WatchedAgent] = {}
         self._looked = time.monotonic()
 
     def nodes(self, state: JobState | None) -> list[Node]:
@@ -109,7 +109,7 @@ class Watcher:
         now = time.monotonic()
         was_away = now - self._looked >= self._lease.seconds / 2
         self._looked = now
-        self._watched = {node.id: self._watched.get(node.id, _Watched()) for node in nodes}
+        self._watched = {node.id: self._watched.get(node.id, _WatchedAgent()) for node in nodes}
         dead, silent = {}, {}
         for node, beat in zip(nodes, beats, strict=True):
             watched = self._watched[node.id]
@@ -123,7 +123,7 @@ class Watcher:
         return dead, silent
 
 
-class _Watched:
+class _WatchedAgent:
     """What a watcher knows of another agent's count."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class _Watched:
 _ATTEMPTS = 3
 
 
-class StoreRequests:
+class LeaseRequests:
     """Repeats one agent's requests to the agents' store at ``place``.
 
     ``is_on_server`` means that the store is on a database server and not hosted by an agent: a server that cannot

@@ -33,7 +33,7 @@ from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import Change
 from procgroup.launch.nodes.job_state import JobState, is_active
-from procgroup.launch.nodes.leases import Lease, StoreRequests, Watcher
+from procgroup.launch.nodes.leases import Lease, LeaseRequests, Watcher
 from procgroup.launch.nodes.meeting_plan import MeetingPlan
 from procgroup.launch.nodes.shared_state import SharedState, read_latest
 from procgroup.stores.prefix import PrefixStore
@@ -76,7 +76,7 @@ class Meeting:
         self._looks_elsewhere_at = 0.0
         self._beats = 0
         self._on_disconnect: OnDisconnect | None = None
-        self._requests: StoreRequests
+        self._requests: LeaseRequests
         self._threads = [
             threading.Thread(target=self._guarded, args=(serve,), name=name, daemon=True)
             for serve, name in ((self._serve, "procgroup-beat"), (self._follow, "procgroup-follow"))
@@ -179,7 +179,7 @@ class Meeting:
         )
         node = self._plan.node(self.node_id, self._found)
         is_on_server = self._found.is_on_server
-        self._requests = StoreRequests(self._lease, self.place, self._closing, is_on_server=is_on_server)
+        self._requests = LeaseRequests(self._lease, self.place, self._closing, is_on_server=is_on_server)
         self._requests.persist(self._beat)
         self._on_disconnect = self._store.set_on_disconnect(f"gone/{self.node_id}", "")
         self._shared = SharedState(self._store, self._plan.settings, self._wake)

@@ -26,7 +26,7 @@ _MAX_HELD_BYTES = 256 * 1024
 _RUN_BYTES = 256
 
 
-class _Run(NamedTuple):
+class _LineRun(NamedTuple):
     number: int
     prefix: bytes
     line: bytes
@@ -43,8 +43,8 @@ class Collapser:
     def __init__(self, sink: Sink, ranks: int) -> None:
         self.sink = sink
         self._ranks = ranks
-        self._runs: deque[_Run] = deque()
-        self._runs_of_line: dict[bytes, deque[_Run]] = {}
+        self._runs: deque[_LineRun] = deque()
+        self._runs_of_line: dict[bytes, deque[_LineRun]] = {}
         self._last_joined: dict[int, int] = {}
         self._begun = 0
         self._held_bytes = 0
@@ -75,8 +75,8 @@ class Collapser:
         while self._runs:
             self._show_first()
 
-    def _begin(self, prefix: bytes, line: bytes) -> _Run:
-        run = _Run(self._begun, prefix, line, [], time.monotonic() + COLLAPSE_SECONDS)
+    def _begin(self, prefix: bytes, line: bytes) -> _LineRun:
+        run = _LineRun(self._begun, prefix, line, [], time.monotonic() + COLLAPSE_SECONDS)
         self._begun += 1
         self._held_bytes += len(line) + _RUN_BYTES
         self._runs.append(run)

@@ -40,7 +40,7 @@ _LOG_NAMES = ("stdout.log", "stderr.log")
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
-class Place(NamedTuple):
+class OutputPlace(NamedTuple):
     """The node's values for prefixes; ``nodes`` is the largest number of nodes in the job."""
 
     nodes: int = 1
@@ -105,7 +105,7 @@ class JobOutput:
         self.progress: ProgressInbox | None = _open_progress() if self.status or needs_progress else None
         self.last_reports: dict[int, float] = {}
         self._options = options
-        self._place = Place()
+        self._place = OutputPlace()
         prefix_template(options.prefix, nodes=1)
         self._collapsers: dict[Sink, Collapser] = {}
         self._filtered: list[LogFile | None] = [None, None]
@@ -144,7 +144,7 @@ class JobOutput:
         if self.status is not None:
             self.status.show_due(now)
 
-    def begin_attempt(self, attempt: int, ranks: Sequence[int], place: Place) -> None:
+    def begin_attempt(self, attempt: int, ranks: Sequence[int], place: OutputPlace) -> None:
         """Make the directories for the next start of these global ranks; print their place the first time.
 
         Where the directories cannot be made, a line says so, and the attempt has no logs.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from procgroup.cluster.topology import CpuSet, Topology, format_cpus
+from procgroup.cluster.topology import CpuSet, CpuTopology, format_cpus
 
 
 class Binding(NamedTuple):
@@ -31,7 +31,7 @@ class Binding(NamedTuple):
         return self.cpus.count(self.cpus[local_rank])
 
 
-def bind(by: str, ranks: int, topology: Topology, gpu_nodes: Sequence[int | None] = ()) -> Binding:
+def bind(by: str, ranks: int, topology: CpuTopology, gpu_nodes: Sequence[int | None] = ()) -> Binding:
     """Return the CPUs of each of ``ranks`` ranks; ``gpu_nodes`` are the NUMA nodes of their GPUs (None: unknown)."""
     if by == "cores":
         return _with_note(by, [_part(topology.cores, rank, ranks) for rank in range(ranks)], topology)
@@ -43,14 +43,14 @@ def bind(by: str, ranks: int, topology: Topology, gpu_nodes: Sequence[int | None
     return _with_note(by, cpus, topology)
 
 
-def _home_nodes(ranks: int, topology: Topology, gpu_nodes: Sequence[int | None]) -> list[int]:
+def _home_nodes(ranks: int, topology: CpuTopology, gpu_nodes: Sequence[int | None]) -> list[int]:
     node_of_core = [node for core in topology.cores for node, cpus in topology.nodes.items() if min(core) in cpus]
     spread = [node_of_core[(2 * rank + 1) * len(node_of_core) // (2 * ranks)] for rank in range(ranks)]
     beside = [*gpu_nodes, *[None] * ranks][:ranks]
     return [near if near in topology.nodes else other for near, other in zip(beside, spread, strict=True)]
 
 
-def _of_node(by: str, topology: Topology, node: CpuSet, place: int, ranks: int) -> CpuSet:
+def _of_node(by: str, topology: CpuTopology, node: CpuSet, place: int, ranks: int) -> CpuSet:
     """Return the CPUs of rank number ``place`` of the ``ranks`` ranks on one NUMA node."""
     if by == "socket":
         return frozenset().union(*(socket for socket in topology.sockets if socket & node))
@@ -72,7 +72,7 @@ def _part(cores: Sequence[CpuSet], place: int, parts: int) -> CpuSet:
     return frozenset().union(*cores[first : first + size + (place < larger)])
 
 
-def _with_note(by: str, cpus: Sequence[CpuSet], topology: Topology) -> Binding:
+def _with_note(by: str, cpus: Sequence[CpuSet], topology: CpuTopology) -> Binding:
     if by in ("node", "socket"):
         is_whole = all(share == topology.usable for share in cpus)
         where = f"the usable CPUs {format_cpus(topology.usable)} are of one {'NUMA node' if by == 'node' else 'socket'}"

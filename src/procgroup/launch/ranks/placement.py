@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from procgroup.launch.ranks.binding import Binding
 
 
-class Devices(NamedTuple):
+class RankDevices(NamedTuple):
     """The GPUs that the ranks of a node see.
 
     ``gpus`` are the GPUs as CUDA_VISIBLE_DEVICES names them, in the order of the local ranks. ``variables`` are the
@@ -45,7 +45,7 @@ class Devices(NamedTuple):
 
 def choose_devices(
     wanted: Sequence[str], ranks: int, environment: Mapping[str, str], present: int, *, has_one_each: bool
-) -> Devices:
+) -> RankDevices:
     """Select the GPUs of the ranks; ``wanted`` is the value of ``--gpus``, ``present`` the number of the host's GPUs.
 
     Raises ValueError for a GPU that does not exist, and where there are fewer GPUs than ranks.
@@ -55,7 +55,7 @@ def choose_devices(
     named = visible_lists(environment)
     usable = named or {VISIBLE_DEVICES[0]: [str(number) for number in range(present)]}
     if not wanted and not has_one_each:
-        return Devices(gpus=next(iter(usable.values())))
+        return RankDevices(gpus=next(iter(usable.values())))
     if wanted:
         chosen = {name: [_entry(gpu, gpus, name, environment) for gpu in wanted] for name, gpus in usable.items()}
     else:
@@ -64,10 +64,10 @@ def choose_devices(
     if count < ranks:
         there = "there is 1 GPU" if count == 1 else f"there are {count or 'no'} GPUs"
         raise ValueError(f"{ranks} ranks need a GPU each, but {there}{_where(wanted, environment, named)}")
-    return Devices(next(iter(chosen.values())), chosen, has_one_each)
+    return RankDevices(next(iter(chosen.values())), chosen, has_one_each)
 
 
-def replaced_variables(devices: Devices, environment: Mapping[str, str], wanted: Sequence[str]) -> list[str]:
+def replaced_variables(devices: RankDevices, environment: Mapping[str, str], wanted: Sequence[str]) -> list[str]:
     """Return a line for each variable of the user whose value changes for the ranks."""
     flag = f"--gpus {','.join(wanted)}" if wanted else "--virtual-local-rank"
     how = "one of them per rank" if devices.has_one_each else "for all ranks"
@@ -108,7 +108,7 @@ def _where(wanted: Sequence[str], environment: Mapping[str, str], named: Mapping
 class Placement(NamedTuple):
     """The placement of a node's local ranks. ``cpus`` is None where they are unbound; ``notes`` are lines to print."""
 
-    devices: Devices
+    devices: RankDevices
     threads: Sequence[int]
     cpus: Sequence[CpuSet] | None = None
     notes: Sequence[str] = ()
@@ -136,24 +136,24 @@ def _place(options: argparse.Namespace, environment: Mapping[str, str], root: Pa
     ranks: int = options.nproc_per_node
     threads = [max(1, usable_cores() // ranks)] * ranks
     if not (options.gpus or options.virtual_local_rank or options.numa_binding):
-        return Placement(Devices(), threads, None, [])
+        return Placement(RankDevices(), threads, None, [])
     from procgroup.cluster import accelerators  # needed for these flags only
 
     devices = _devices(options, environment, accelerators.host_gpus(root))
     notes = replaced_variables(devices, environment, options.gpus)
     if not options.numa_binding:
         return Placement(devices, threads, None, notes)
-    from procgroup.cluster.topology import SYSTEM, Topology
+    from procgroup.cluster.topology import SYSTEM, CpuTopology
     from procgroup.launch.ranks.binding import bind
 
-    topology = Topology.of_this_process(root / SYSTEM)
+    topology = CpuTopology.of_this_process(root / SYSTEM)
     nodes = [accelerators.numa_node(gpu, root) for gpu in devices.gpus]
     binding = bind(options.numa_binding, ranks, topology, nodes)
     notes += [binding.note] if binding.note else []
     return Placement(devices, [_threads(binding, rank) for rank in range(ranks)], binding.cpus, notes)
 
 
-def _devices(options: argparse.Namespace, environment: Mapping[str, str], present: int) -> Devices:
+def _devices(options: argparse.Namespace, environment: Mapping[str, str], present: int) -> RankDevices:
     try:
         return choose_devices(
             options.gpus, options.nproc_per_node, environment, present, has_one_each=options.virtual_local_rank

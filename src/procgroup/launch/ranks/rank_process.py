@@ -83,7 +83,7 @@ class InterruptFilter:
         return f"KeyboardInterrupt{place}\n".encode()
 
 
-class Stream(PipeReader):
+class OutputStream(PipeReader):
     """One stream of a rank, read from a pipe; ``tail`` is the end of the data read."""
 
     def __init__(self, descriptor: int, output: StreamOutput) -> None:
@@ -120,8 +120,8 @@ class RankProcess:
         self.ended_by_launcher = False
         self.killed_for: str = ""
         out, err = os.pipe(), os.pipe()
-        self.streams: list[Stream] = [
-            Stream(pipe[0], stream) for pipe, stream in zip((out, err), plan.output.streams, strict=True)
+        self.streams: list[OutputStream] = [
+            OutputStream(pipe[0], stream) for pipe, stream in zip((out, err), plan.output.streams, strict=True)
         ]
         try:
             self._process = subprocess.Popen(
@@ -146,7 +146,7 @@ class RankProcess:
             raise
 
     @property
-    def stderr(self) -> Stream:
+    def stderr(self) -> OutputStream:
         return self.streams[1]
 
     def signal(self, number: int) -> None:

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.launch.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS, NextStep
 from procgroup.launch.ranks.preemption import Notice
-from procgroup.launch.ranks.rank_process import RankPlan, RankProcess, Stream, describe_error
+from procgroup.launch.ranks.rank_process import OutputStream, RankPlan, RankProcess, describe_error
 
 if TYPE_CHECKING:
-    from procgroup.launch.failures.failure import Failure
+    from procgroup.launch.failures.failure import RankFailure
     from procgroup.launch.ranks.rank_process import HungRanks
 
 
@@ -55,7 +55,7 @@ class WorkerGroup:
     ) -> None:
         self.round = round_number
         self.ranks: list[RankProcess] = []
-        self.failures: list[Failure] = []
+        self.failures: list[RankFailure] = []
         self.incomplete: str = ""
         self.is_abandoned: bool = False
         self._plans = plans
@@ -72,7 +72,7 @@ class WorkerGroup:
         self._replacements = 0
         self._replaced: list[RankProcess] = []
         self._keeps_going = keeps_going
-        self._done_without: list[Failure] = []
+        self._done_without: list[RankFailure] = []
 
     def start(self, stops: Callable[[], bool]) -> None:
         """Start the ranks in order, until ``stops()`` returns True. A rank that cannot be started ends the others."""
@@ -88,7 +88,7 @@ class WorkerGroup:
                 return
 
     @property
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[OutputStream]:
         """The ranks' streams that are still open."""
         return [stream for rank in (*self._replaced, *self.ranks) for stream in rank.streams if stream.open]
 
@@ -186,11 +186,11 @@ class WorkerGroup:
         assert rank.ending is not None
         if rank.ending.exit_code == 0 or rank.ended_by_launcher:
             return
-        from procgroup.launch.failures.failure import Failure
+        from procgroup.launch.failures.failure import RankFailure
         from procgroup.process.error_file import read_error_file  # these are needed after a failure only
 
         shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
-        failure = Failure(
+        failure = RankFailure(
             rank=rank.rank,
             pid=rank.pid,
             exit_code=rank.ending.exit_code,
@@ -210,7 +210,7 @@ class WorkerGroup:
             self._failed_at = time.monotonic()
             self._settles_at = self._failed_at + report_seconds
 
-    def _replace(self, rank: RankProcess, failure: Failure) -> bool:
+    def _replace(self, rank: RankProcess, failure: RankFailure) -> bool:
         """Start a rank that has failed again; return False where that may not be done, or fails."""
         if self._replacements == self._most_replacements or self._settles_at is not None:
             return False
@@ -228,7 +228,7 @@ class WorkerGroup:
         self._say(f"rank {rank.rank} (pid {rank.pid}) failed: {failure.reason}; started again ({counted})")
         return True
 
-    def _go_on_without(self, failure: Failure) -> bool:
+    def _go_on_without(self, failure: RankFailure) -> bool:
         """Let the others go on, where that is asked for and one of them runs, or has succeeded."""
         has_succeeded = any(rank.ending is not None and rank.ending.exit_code == 0 for rank in self.ranks)
         if not (self._keeps_going and (self.living or has_succeeded)):

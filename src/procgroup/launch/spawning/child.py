@@ -29,7 +29,7 @@ MAX_TEXT_BYTES = 7 * 1024
 """The largest message, and the largest traceback, that is sent: multiprocessing writes 16 KiB at once."""
 
 
-class Report(NamedTuple):
+class ChildReport(NamedTuple):
     """An exception of a child; ``time`` is in seconds of ``time.monotonic``."""
 
     time: float
@@ -80,14 +80,14 @@ def send_report(connection: Connection, error: BaseException) -> None:
     connection.send_bytes(b"\0".join(text.replace("\0", "?").encode(errors="replace") for text in texts))
 
 
-def receive_report(connection: Connection) -> Report | None:
+def receive_report(connection: Connection) -> ChildReport | None:
     """Return the child's report, or None where none has arrived."""
     try:
         if not connection.poll():
             return None
         raised_at, message, traceback, kind, peer = connection.recv_bytes().decode().split("\0")
         origin = Origin(kind, int(peer) if peer else None)
-        return Report(float(raised_at), ErrorRecord(message, traceback, origin=origin))
+        return ChildReport(float(raised_at), ErrorRecord(message, traceback, origin=origin))
     except (EOFError, OSError, ValueError):
         return None
 

@@ -17,10 +17,10 @@ from procgroup.cluster.control_group import OutOfMemoryKills
 from procgroup.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from procgroup.launch.deadlines import CAUSE_SECONDS, INTERRUPT_SECONDS, SHUTDOWN_SECONDS, UNKILLABLE_SECONDS
 from procgroup.launch.hosted_store import HostedStore
-from procgroup.launch.spawning.child import Report, receive_report
+from procgroup.launch.spawning.child import ChildReport, receive_report
 
 if TYPE_CHECKING:
-    from procgroup.launch.failures.failure import Failure
+    from procgroup.launch.failures.failure import RankFailure
 
 
 class ProcessContext:
@@ -42,11 +42,11 @@ class ProcessContext:
         self.sentinels: dict[int, int] = {process.sentinel: index for index, process in enumerate(processes)}
         self._pidfds: dict[int, int] = _open_pidfds(self.processes)
         self._reports = list(reports)
-        self._received: dict[int, Report] = {}
+        self._received: dict[int, ChildReport] = {}
         self._store = store
         self._kills_before = kills_before
         self._ends: dict[int, float] = {}
-        self._first: Failure | None = None
+        self._first: RankFailure | None = None
 
     def pids(self) -> list[int | None]:
         """Return the process ids, in order."""
@@ -122,7 +122,7 @@ class ProcessContext:
         while self.sentinels and (remaining := deadline - time.monotonic()) > 0:
             self._collect(remaining)
 
-    def _find_first(self) -> Failure | None:
+    def _find_first(self) -> RankFailure | None:
         """Return the failure that the others follow from; while all blame another process, await its own."""
         if not any(self.processes[index].exitcode for index in self._ends):
             return None
@@ -137,9 +137,9 @@ class ProcessContext:
             failures = self._failures()
         return first_failure(failures)
 
-    def _failures(self) -> list[Failure]:
+    def _failures(self) -> list[RankFailure]:
         """Return the failures so far, including processes that have reported an exception and not yet ended."""
-        from procgroup.launch.failures.failure import Failure
+        from procgroup.launch.failures.failure import RankFailure
 
         kills = OutOfMemoryKills.so_far().since(self._kills_before)
         failures = []
@@ -148,7 +148,7 @@ class ProcessContext:
             if report is None and not (index in self._ends and process.exitcode):
                 continue
             failures.append(
-                Failure(
+                RankFailure(
                     rank=index,
                     pid=process.pid or 0,
                     exit_code=process.exitcode or 1,
@@ -160,7 +160,7 @@ class ProcessContext:
             )
         return failures
 
-    def _report(self, index: int) -> Report | None:
+    def _report(self, index: int) -> ChildReport | None:
         if index not in self._received and (report := receive_report(self._reports[index])) is not None:
             self._received[index] = report
         return self._received.get(index)
@@ -184,7 +184,7 @@ def _open_pidfds(processes: Sequence[BaseProcess]) -> dict[int, int]:
     return pidfds
 
 
-def _exception(first: Failure) -> ProcessException:
+def _exception(first: RankFailure) -> ProcessException:
     """Return the exception of ``join``: torch's text, and whether the kernel killed the process for want of memory."""
     ending = f"signal {first.signal_name}" if first.signal_name else f"exit code {first.exit_code}"
     kills = first.kills if first.exit_code == -signal.SIGKILL else None
@@ -192,7 +192,7 @@ def _exception(first: Failure) -> ProcessException:
     return process_exception(first, f"Process {first.rank}", f"process {first.rank} terminated with {ending}{memory}")
 
 
-def process_exception(failure: Failure, process: str, ending: str) -> ProcessException:
+def process_exception(failure: RankFailure, process: str, ending: str) -> ProcessException:
     """Return the exception of the parent for a failure; ``ending`` is its text where the function did not raise.
 
     ``process`` names the process in the text that holds its traceback.

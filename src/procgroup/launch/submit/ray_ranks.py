@@ -79,7 +79,7 @@ def job_script(options: argparse.Namespace) -> str:
     )
 
 
-class _Rank:
+class _RayRank:
     """One rank, in the process of its actor."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ def _start_actors(options: argparse.Namespace) -> list[Any]:
             f"procgroup: the cluster had no free resources for {options.ranks} ranks with {given} each after "
             f"{options.start_timeout:g} s; it has {ray.cluster_resources()} in all"
         )
-    remote = ray.remote(_Rank)
+    remote = ray.remote(_RayRank)
     return [
         remote.options(
             num_cpus=options.cpus_per_rank,

@@ -155,7 +155,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Pending:  # noqa:
     is_plain = state.iter < state.start_powerSGD_iter
     if bucket.is_last():
         state.iter += 1
-    return average(group, bucket.buffer()) if is_plain else _Exchange(state, group, bucket).begin()
+    return average(group, bucket.buffer()) if is_plain else _FactorExchange(state, group, bucket).begin()
 
 
 class _Matrix(NamedTuple):
@@ -167,7 +167,7 @@ class _Matrix(NamedTuple):
     columns: int
 
 
-class _Exchange:
+class _FactorExchange:
     """The exchange of one bucket in one step."""
 
     def __init__(self, state: PowerSGDState, group: ProcessGroup, bucket: GradBucket) -> None:

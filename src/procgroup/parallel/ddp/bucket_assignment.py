@@ -58,7 +58,7 @@ def assign_to_buckets(
     return sorted(closed, key=lambda bucket: arrival[bucket[-1]])
 
 
-class Order(Enum):
+class BucketOrder(Enum):
     """The state of the order of buckets."""
 
     ARRIVING = auto()
@@ -86,7 +86,7 @@ class BucketAssignment:
         self._delayed = frozenset(slot.index for slot in slots if slot.name in delayed)
         self._leaves_out_unused = leaves_out_unused
         self._memories: dict[Any, GradientMemory] = {}
-        self.order: Order = Order.ARRIVING
+        self.order: BucketOrder = BucketOrder.ARRIVING
         self._arrived: list[int] = []
         self._positions: list[int] = []
         self.buckets: list[Bucket] = []
@@ -100,13 +100,13 @@ class BucketAssignment:
 
     def record_arrival(self, slot: ParameterSlot) -> None:
         """Count an arrival of a gradient; record the order of the first ones in the first round."""
-        if self.order is Order.ARRIVING and not slot.arrivals:
+        if self.order is BucketOrder.ARRIVING and not slot.arrivals:
             self._arrived.append(slot.index)
         slot.arrivals += 1
 
     def receive_order(self) -> None:
         """Receive, at the end of the first round, the order of arrival on rank 0. All ranks call this."""
-        if self.order is not Order.ARRIVING:
+        if self.order is not BucketOrder.ARRIVING:
             return
         # Gradients that did not arrive on rank 0 come last, in an order that is the same on all ranks.
         count = len(self._slots)
@@ -118,18 +118,18 @@ class BucketAssignment:
 
     def accept_order(self, is_used: Callable[[int], bool]) -> None:
         """Let the next round begin with buckets in the order that was received, if this was the first round."""
-        if self.order is not Order.ARRIVING:
+        if self.order is not BucketOrder.ARRIVING:
             return
-        self.order = Order.RECEIVED
+        self.order = BucketOrder.RECEIVED
         if self._leaves_out_unused:
             for bucket in self.buckets:
                 self.unbucketed += [slot for slot in bucket.slots if not is_used(slot.index)]
 
     def rebuild(self) -> bool:
         """Rebuild the buckets if there is a new order; return whether there was one."""
-        if self.order is not Order.RECEIVED:
+        if self.order is not BucketOrder.RECEIVED:
             return False
-        self.order = Order.SETTLED
+        self.order = BucketOrder.SETTLED
         for slot in self._slots:
             if slot.view is not None and slot.parameter.grad is slot.view:
                 slot.parameter.grad = slot.view.clone()

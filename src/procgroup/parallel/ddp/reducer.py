@@ -43,7 +43,7 @@ from procgroup.parallel.ddp.backward import (
     add_gradient_hook,
     is_inside_backward,
 )
-from procgroup.parallel.ddp.bucket_assignment import BucketAssignment, Order
+from procgroup.parallel.ddp.bucket_assignment import BucketAssignment, BucketOrder
 from procgroup.parallel.ddp.buckets import AT_END, Bucket, ParameterSlot
 from procgroup.parallel.ddp.captured_steps import advising_hooks, is_capturing, refuse_remainder, require_capturable
 from procgroup.parallel.ddp.devices import DeviceGroups
@@ -116,11 +116,11 @@ class Reducer:
     @property
     def _watches_all(self) -> bool:
         """Whether each gradient has a hook that counts its arrivals: in the first round, and in a static graph."""
-        return self._static is not None or self._assignment.order is not Order.SETTLED
+        return self._static is not None or self._assignment.order is not BucketOrder.SETTLED
 
     def set_static_graph(self) -> None:
         """Expect the same graph in every backward. Raises RuntimeError after the first one."""
-        if self._assignment.order is not Order.ARRIVING:
+        if self._assignment.order is not BucketOrder.ARRIVING:
             raise RuntimeError(
                 "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
                 "constructed."
@@ -175,7 +175,7 @@ class Reducer:
         """Finish, for the other ranks, a round whose backward failed on this rank; then rebuild the buckets if due."""
         if self._is_on_gpus and is_capturing():
             require_capturable(
-                is_settled=self._assignment.order is Order.SETTLED,
+                is_settled=self._assignment.order is BucketOrder.SETTLED,
                 has_sparse=any(slot.is_sparse for slot in self._slots),
                 outlives_ranks=self._exchanges is not None,
             )

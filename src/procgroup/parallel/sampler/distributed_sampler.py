@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.sampler.epoch_pass import (
+    EpochStart,
     Pass,
-    Start,
     choose_mode,
     count_share,
     is_read_by_workers,
@@ -111,7 +111,7 @@ class DistributedSampler(Generic[Index]):
         self._order = order_of(dataset, seed, self.shuffle, weighted)
         self._pass: Pass | None = None
         self._repeats = 0  # the number of earlier complete passes over this epoch
-        self._resume = Start()
+        self._resume = EpochStart()
         self._stream_was_read = False
         self._epoch_is_set = True
         self._counts_by_hand = False
@@ -204,7 +204,7 @@ class DistributedSampler(Generic[Index]):
         if position < 0 or (length is not None and position > length):
             raise ValueError(f"This state has position {position}, expected 0 to {length}.")
         self.set_epoch(state["epoch"])
-        self._resume = Start(state["epoch"], state["position"], state["order"])
+        self._resume = EpochStart(state["epoch"], state["position"], state["order"])
         self._counts_by_hand = state["counts_by_hand"]
         self._pass = None
         self._repeats = 0
@@ -223,10 +223,10 @@ class DistributedSampler(Generic[Index]):
             raise TypeError(f"A DistributedSampler over a {type(self.dataset).__name__} without a length has none.")
         return len(self._order)
 
-    def _start(self) -> Start:
+    def _start(self) -> EpochStart:
         """Return the start of the next pass."""
         has_ended = self._pass is not None and self._pass.is_complete
-        return self._resume if self._resume.epoch == self.epoch and not has_ended else Start(self.epoch)
+        return self._resume if self._resume.epoch == self.epoch and not has_ended else EpochStart(self.epoch)
 
     def _end_previous_pass(self) -> None:
         """Discard the previous pass; warn if it has completed the epoch that starts now."""
@@ -235,7 +235,7 @@ class DistributedSampler(Generic[Index]):
             is_same = before.epoch == self.epoch
             self._repeats = self._repeats + before.is_complete if is_same else 0
             if before.is_complete:
-                self._resume = Start()
+                self._resume = EpochStart()
                 is_shuffled = self.shuffle if self._order is None else self._order.is_shuffled
                 if is_same and is_shuffled and not self._epoch_is_set:
                     self._warn_once(

@@ -70,7 +70,7 @@ def share_of_stream(
 
 
 @dataclass(frozen=True)
-class Start:
+class EpochStart:
     """The position at which passes of an epoch start, and a hash of the order in which it was counted."""
 
     epoch: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from procgroup.diagnostics.bench.rank_loop import Buffers, Call, Driver, serve
+from procgroup.diagnostics.bench.rank_loop import BenchArrays, Call, Driver, serve
 
 driver = Driver(sys.argv[1])
 
@@ -16,7 +16,7 @@ from mpi4py import MPI  # noqa: E402  (importing it is MPI_Init, which can get s
 world = MPI.COMM_WORLD
 
 
-def reduce(buffers: Buffers) -> Call:
+def reduce(buffers: BenchArrays) -> Call:
     if buffers.rank == 0:
         return partial(world.Reduce, MPI.IN_PLACE, buffers.array)
     return partial(world.Reduce, buffers.array, None)
@@ -26,7 +26,7 @@ def rows_or_none(rows: Any) -> Any:
     return rows if len(rows) else None
 
 
-def ping_pong(buffers: Buffers) -> Call:
+def ping_pong(buffers: BenchArrays) -> Call:
     def call() -> None:
         if buffers.rank == 0:
             world.Send(buffers.array, 1)
@@ -38,7 +38,7 @@ def ping_pong(buffers: Buffers) -> Call:
     return call
 
 
-def window(buffers: Buffers) -> Call:
+def window(buffers: BenchArrays) -> Call:
     rows = list(buffers.output)
 
     def call() -> None:
@@ -49,7 +49,7 @@ def window(buffers: Buffers) -> Call:
     return call
 
 
-OPERATIONS: dict[str, Callable[[Buffers], Call]] = {
+OPERATIONS: dict[str, Callable[[BenchArrays], Call]] = {
     "all_reduce": lambda buffers: partial(world.Allreduce, MPI.IN_PLACE, buffers.array),
     "broadcast": lambda buffers: partial(world.Bcast, buffers.array, 0),
     "reduce": reduce,
