@@ -236,7 +236,7 @@ def test_importing_loads_no_array_library_and_no_room() -> None:
         "print(loaded)"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
-    assert shown.stdout.strip() == "['procgroup.lazy_names']"  # what loads the others
+    assert shown.stdout.strip() == "[]"
 
 
 def test_the_package_rendezvous_can_be_called_as_torchs_function() -> None:

@@ -60,7 +60,7 @@ def test_import_torch_loads_no_engine_and_no_group(installed: Path) -> None:
     source = "import torch, sys; print({name for name in sys.modules if name.partition('.')[0] == 'procgroup'})"
     done = run_program(installed, source)
     assert done.stderr == ""
-    own = {f"procgroup.{name}" for name in ("process", "process.environ", "lazy_names", "torch_plugin")}
+    own = {f"procgroup.{name}" for name in ("process", "process.environ", "torch_plugin")}
     assert eval(done.stdout) == {"procgroup", *own}
 
 

@@ -1,6 +1,6 @@
 """The transports of groups, by name, and what each of them does: ``capabilities()``."""
 
-from procgroup.lazy_names import bound_on_first_use
+from procgroup import bound_on_first_use
 
 __all__ = ["Capability", "capabilities"]
 

@@ -3,7 +3,7 @@
 The public names are bound when they are first used, so that importing the package costs nothing.
 """
 
-from procgroup.lazy_names import bound_on_first_use
+from procgroup import bound_on_first_use
 
 _MODULE_OF_NAME = {"LaunchConfig": "elastic", "elastic_launch": "elastic"}
 

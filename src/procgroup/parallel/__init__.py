@@ -3,7 +3,7 @@
 Every public name is bound when it is first used, so that importing the package costs nothing.
 """
 
-from procgroup.lazy_names import bound_on_first_use
+from procgroup import bound_on_first_use
 
 _MODULE_OF_NAME = {
     "DistributedDataParallel": "ddp",

@@ -6,7 +6,7 @@ processes), ``EtcdStore`` and ``RedisStore`` (any processes, on a server that ou
 and only RedisStore loads the client library of Redis.
 """
 
-from procgroup.lazy_names import bound_on_first_use
+from procgroup import bound_on_first_use
 
 _MODULE_OF_NAME = {
     "EtcdStore": "etcd",

@@ -4,7 +4,7 @@ Register one with ``DistributedDataParallel.register_comm_hook(state, hook)``. H
 names and arguments.
 """
 
-from procgroup.lazy_names import bound_on_first_use
+from procgroup import bound_on_first_use
 
 _MODULE_OF_NAME = {
     "BlockQuantizedState": "block_quantized",
