@@ -25,6 +25,31 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(host, parse_port(port, text))
 
 
+def parse_endpoints(text: str, default_port: int) -> list[Endpoint]:
+    """Read ``host[:port]`` or a list with commas. Raises ValueError that shows the unusable part."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise ValueError(f"expected host[:port], or several with commas between them, got {text!r}")
+    return [parse_endpoint(part if _has_port(part) else f"{_in_brackets(part)}:{default_port}") for part in parts]
+
+
+def parse_only_endpoint(text: str, default_port: int) -> Endpoint:
+    """Read one ``host[:port]``. Raises ValueError for a list."""
+    endpoint, *others = parse_endpoints(text, default_port)
+    if others:
+        raise ValueError(f"expected one host[:port] with this --rdzv-backend, got the list {text!r}")
+    return endpoint
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _has_port(part: str) -> bool:
+    """Return whether the text ends with a port; an IPv6 address without brackets cannot have one."""
+    return part.rpartition("]")[2].count(":") == 1
+
+
 def parse_port(port: str | int, text: str | None = None) -> int:
     """Read a TCP port. Raises ValueError, showing ``text`` if given, unless it is a number from 0 to 65535."""
     shown = port if text is None else text

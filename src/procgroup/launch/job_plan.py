@@ -152,7 +152,7 @@ def _static_endpoint(options: argparse.Namespace) -> tuple[str, int]:
     """Return where nodes with fixed ranks meet: at the endpoint, which is node 0's, or at MASTER_ADDR:MASTER_PORT."""
     if not options.rdzv_endpoint:
         return options.master_addr, options.master_port or DEFAULT_MASTER_PORT
-    from procgroup.launch.nodes.endpoints import parse_only_endpoint
+    from procgroup.cluster.addresses import parse_only_endpoint  # not for jobs of one node
 
     try:
         return parse_only_endpoint(options.rdzv_endpoint, options.master_port or DEFAULT_MASTER_PORT)

@@ -151,7 +151,10 @@ class Supervisor:
         if failures:
             from procgroup.launch.failures.report import report
 
-            report(failures, self.group, socket.gethostname(), self.output)
+            ranks = self.group.ranks
+            ended = [rank.rank for rank in ranks if rank.ended_by_launcher]
+            left = [rank.rank for rank in ranks if rank.rank not in ended and rank.ending and not rank.ending.exit_code]
+            report(failures, ended, left, socket.gethostname(), self.output)
         elif reason and reason != self.group.incomplete:
             self.output.say(f"the job has ended: {reason}")
 

@@ -329,7 +329,7 @@ def test_eight_jobs_at_once_do_not_collide(start_launcher: Any) -> None:
     [
         ("procgroup", "procgroup.launch.run", ["run"]),
         ("procgroup.launch", "procgroup.launch.flags", []),
-        ("procgroup.launch.hosts.remote_agent", "procgroup.launch.job_plan", ["--nnodes=1", "--rdzv-backend=c10d"]),
+        ("procgroup.launch.remote_agent", "procgroup.launch.job_plan", ["--nnodes=1", "--rdzv-backend=c10d"]),
     ],
 )
 def test_an_interrupt_during_an_import_ends_the_command_without_a_traceback(

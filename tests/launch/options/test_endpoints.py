@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from procgroup.cluster.addresses import Endpoint
+from procgroup.cluster.addresses import Endpoint, parse_endpoints
 from procgroup.errors import DistNetworkError
 from procgroup.launch.nodes import endpoints
-from procgroup.launch.nodes.endpoints import find_store, parse_endpoints, use_server
+from procgroup.launch.nodes.endpoints import find_store, use_server
 from procgroup.stores import HashStore, addresses
 
 
@@ -24,13 +24,13 @@ from procgroup.stores import HashStore, addresses
     ],
 )
 def test_an_endpoint_without_a_port_has_the_default_one(text: str, expected: list[str]) -> None:
-    assert [str(endpoint) for endpoint in parse_endpoints(text)] == expected
+    assert [str(endpoint) for endpoint in parse_endpoints(text, 29400)] == expected
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "host:port", "host:65536", ":29400"])
 def test_what_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        parse_endpoints(text)
+        parse_endpoints(text, 29400)
 
 
 def test_a_server_that_is_named_by_a_loopback_address_does_not_hide_where_others_reach_this_host() -> None:

@@ -24,7 +24,6 @@ from procgroup.process.exit_reason import CALL
 
 if TYPE_CHECKING:
     from procgroup.launch.output.job_output import JobOutput
-    from procgroup.launch.ranks.worker_group import WorkerGroup
 
 
 def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
@@ -43,15 +42,13 @@ def summary(failures: Sequence[RankFailure]) -> str:
     return f"rank {first.rank} ({first.host}, pid {first.pid}) failed: {first.reason}"
 
 
-def report(failures: Sequence[RankFailure], group: WorkerGroup, host: str, output: JobOutput) -> None:
-    """Print the job's failures after the ranks' output; ``group`` are this node's ranks.
+def report(
+    failures: Sequence[RankFailure], ended: Sequence[int], left: Sequence[int], host: str, output: JobOutput
+) -> None:
+    """Print the job's failures after the ranks' output, as `describe` has them.
 
     The first failure is also written to the launcher's own error file, for the program that started the launcher.
     """
-    ended = [rank.rank for rank in group.ranks if rank.ended_by_launcher]
-    left = [
-        rank.rank for rank in group.ranks if not rank.ended_by_launcher and rank.ending and not rank.ending.exit_code
-    ]
     output.finish()
     output.put(describe(failures, ended, left, host))
     _pass_on(first_failure(failures), output)

@@ -14,12 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from procgroup.cluster.addresses import Host
+from procgroup.cluster.addresses import Host, parse_endpoints
 from procgroup.errors import SshError
 from procgroup.launch.deadlines import HOSTS_JOIN_SECONDS, SSH_ALIVE_SECONDS, SSH_CONNECT_SECONDS, SSH_QUERY_SECONDS
 from procgroup.launch.flags import NodeRange
 from procgroup.launch.hosts.agent_channel import Assignment
-from procgroup.launch.nodes.endpoints import parse_endpoints, source_address
+from procgroup.launch.nodes.endpoints import source_address
 from procgroup.process.environ import (
     PROCGROUP_JOB_KEY,
     PROCGROUP_MASTER,
@@ -215,7 +215,7 @@ def _meeting_endpoint(
     return Endpoint(source_address(Endpoint(addresses[0], 22)) if addresses else "127.0.0.1", 0)
 
 
-AGENT_MODULE = "procgroup.launch.hosts.remote_agent"
+AGENT_MODULE = "procgroup.launch.remote_agent"
 """The module that runs on each host."""
 
 

@@ -20,7 +20,6 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from procgroup.cluster.addresses import parse_endpoint
 from procgroup.errors import DistNetworkError, StoreLost
 from procgroup.launch.deadlines import (
     ENDPOINT_CONNECT_SECONDS,
@@ -35,10 +34,6 @@ from procgroup.stores import addresses
 from procgroup.stores.store import Store
 from procgroup.stores.tcp import StoreServer, TCPStore
 from procgroup.types import Endpoint
-
-DEFAULT_PORT = 29400
-"""The port of an endpoint without one; it is torchrun's."""
-
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_PREFIXES = ("127.", "::1")
@@ -79,22 +74,6 @@ class FoundStore(NamedTuple):
             while self.server.procgroup_clients and time.monotonic() < deadline:
                 time.sleep(ENDPOINT_PAUSE_SECONDS / 10)
             self.server.close()
-
-
-def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoint]:
-    """Read ``host[:port]`` or a list with commas. Raises ValueError that shows the unusable part."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
-        raise ValueError(f"expected host[:port], or several with commas between them, got {text!r}")
-    return [parse_endpoint(part if _has_port(part) else f"{_in_brackets(part)}:{default_port}") for part in parts]
-
-
-def parse_only_endpoint(text: str, default_port: int) -> Endpoint:
-    """Read one ``host[:port]``. Raises ValueError for a list."""
-    endpoint, *others = parse_endpoints(text, default_port)
-    if others:
-        raise ValueError(f"expected one host[:port] with this --rdzv-backend, got the list {text!r}")
-    return endpoint
 
 
 def find_store(
@@ -236,15 +215,6 @@ def share_file(path: str, stops: Callable[[], bool]) -> FoundStore:
     from procgroup.stores.file import FileStore
 
     return FoundStore(FileStore(path), None, None)
-
-
-def _in_brackets(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _has_port(part: str) -> bool:
-    """Return whether the text ends with a port; an IPv6 address without brackets cannot have one."""
-    return part.rpartition("]")[2].count(":") == 1
 
 
 def source_address(endpoint: Endpoint) -> str:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from procgroup.cluster.addresses import without_password
+from procgroup.cluster.addresses import parse_endpoints, parse_only_endpoint, without_password
 from procgroup.launch.deadlines import (
     JOIN_TIMEOUT_SECONDS,
     KEEP_ALIVE_ATTEMPTS,
@@ -32,15 +32,7 @@ from procgroup.launch.deadlines import (
 )
 from procgroup.launch.flags import NodeRange, conf_is_host, conf_seconds, refuse
 from procgroup.launch.job_plan import JobPlan
-from procgroup.launch.nodes.endpoints import (
-    FoundStore,
-    connect_each,
-    find_store,
-    parse_endpoints,
-    parse_only_endpoint,
-    share_file,
-    use_server,
-)
+from procgroup.launch.nodes.endpoints import FoundStore, connect_each, find_store, share_file, use_server
 from procgroup.launch.nodes.job_state import Node, Settings
 from procgroup.launch.nodes.leases import Lease
 from procgroup.process.environ import PROCGROUP_RDZV_PASSWORD
@@ -143,7 +135,7 @@ def _endpoints(options: argparse.Namespace, job: JobPlan) -> tuple[Endpoint, ...
     if options.rdzv_backend != "c10d":
         return ()
     try:
-        return tuple(parse_endpoints(options.rdzv_endpoint or "localhost:0"))
+        return tuple(parse_endpoints(options.rdzv_endpoint or "localhost:0", _C10D_PORT))
     except ValueError as error:
         refuse(options, f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
 
@@ -165,6 +157,7 @@ def _finder(
     return partial(use_server, open_store, servers)
 
 
+_C10D_PORT = 29400  # torchrun's
 _ETCD_PORT = 2379
 _REDIS_PORT = 6379
 

@@ -1,8 +1,8 @@
 """The agent of one host, as ``procgroup run --hosts`` starts it over ssh; its stdin is the channel to the command.
 
-Run as ``python -m procgroup.launch.hosts.remote_agent FLAGS SCRIPT ARGUMENTS``, with the flags of ``procgroup run``.
+Run as ``python -m procgroup.launch.remote_agent FLAGS SCRIPT ARGUMENTS``, with the flags of ``procgroup run``.
 It does what ``procgroup run`` does on one of several nodes, and ends when its stdin ends, that is with the command or
-the connection (see agent_channel.py)::
+the connection (see hosts/agent_channel.py)::
 
     stdin ends ──> SIGHUP ──1.5 s──> SIGINT, which kills ranks that resist ──1 s──> SIGKILL
 """
