@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import world
-from procgroup.launch.ranks.rank_process import dying_with_this_process
+from forked_ranks import die_with_parent
 from two_hosts import Host
 
 _SECONDS_TO_START = 30.0
@@ -54,9 +54,10 @@ def running(command: Sequence[str], folder: Path, answers: Callable[[], bool]) -
 
 def _start(command: Sequence[str], folder: Path, log_name: str) -> subprocess.Popen[bytes]:
     """Start a server that ends with this process, however that ends."""
-    tied = dying_with_this_process(command)
     with (folder / log_name).open("ab") as log:
-        return subprocess.Popen(tied, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
+        )
 
 
 @contextmanager

@@ -33,8 +33,10 @@ COMMANDS = {
     ),
     "capabilities": Command("procgroup.backends.capability_table", "print which backend does what, on which arrays"),
     "launch": Command("procgroup.launch.__main__", "as run, by the older contract: each rank gets --local-rank=N"),
-    "submit": Command("procgroup.launch.submit.command", "write a job for Slurm, Kubernetes or Ray, and submit it"),
-    "completion": Command("procgroup.completion", "print a script with which bash, zsh or fish complete commands"),
+    "submit": Command("procgroup.submit.command", "write a job for Slurm, Kubernetes or Ray, and submit it"),
+    "completion": Command(
+        "procgroup.completion.command", "print a script with which bash, zsh or fish complete commands"
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from procgroup.__main__ import COMMANDS
-from procgroup.completion import SCRIPTS, candidates, main
+from procgroup.completion.command import SCRIPTS, candidates, main
 from procgroup.launch import flags
 from world import run_command
 

@@ -1,7 +1,7 @@
 """The flags of ``procgroup run``: one table of torchrun's names and procgroup's own, and the parser for it.
 
 Each row of the table holds a flag's name, the function that reads its text, its default and its help. The parser,
-``--help``, completions for shells (completion.py) and ``--dry-run`` are derived from it.
+``--help``, completions for shells and ``--dry-run`` are derived from it.
 
 A flag wins over its variable PET_<FLAG> (torchrun's), that variable over PROCGROUP_<FLAG>, and that one over the
 default. The source of each value is kept, for messages and for ``--dry-run``. A function that reads a text raises

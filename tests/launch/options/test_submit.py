@@ -190,7 +190,7 @@ def run_with_ray(directory: Path, *arguments: str) -> subprocess.CompletedProces
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
         }
-        command = [str(python), "-m", "procgroup.launch.submit.ray_ranks", "--ranks", "4", "--cpus-per-rank", "0.25"]
+        command = [str(python), "-m", "procgroup.submit.ray_ranks", "--ranks", "4", "--cpus-per-rank", "0.25"]
         program = ["--", str(python), str(directory / "train.py"), *arguments]
         return world.run_command([*command, *program], directory=directory, environment=environment, timeout=100)
 
@@ -217,5 +217,5 @@ def test_a_ray_job_is_a_line_of_ray_job_submit(directory: Path) -> None:
     assert done.returncode == 0, done.stderr
     words = done.stdout.splitlines()
     assert words[:4] == ["job", "submit", "--address", "http://head:8265"]
-    assert words[words.index("--") :][:5] == ["--", "python", "-m", "procgroup.launch.submit.ray_ranks", "--ranks=4"]
+    assert words[words.index("--") :][:5] == ["--", "python", "-m", "procgroup.submit.ray_ranks", "--ranks=4"]
     assert words[-4:] == ["--", "python", "train.py", "a b"]

@@ -1,6 +1,6 @@
 """Start ranks in a Ray cluster, an actor for each, and end them together; the program of a Ray job.
 
-``python -m procgroup.launch.submit.ray_ranks --ranks 4 -- python train.py``. Each rank is a process of its own, which
+``python -m procgroup.submit.ray_ranks --ranks 4 -- python train.py``. Each rank is a process of its own, which
 ends with its actor, and has the variables of env://. The job's key goes to the actors in Ray's own messages.
 """
 
@@ -67,7 +67,7 @@ def check_rank_flags(options: argparse.Namespace) -> None:
 def job_script(options: argparse.Namespace) -> str:
     """Return the shell script that submits the job. Raises ValueError as check_rank_flags does."""
     check_rank_flags(options)
-    command = ["python", "-m", "procgroup.launch.submit.ray_ranks"]
+    command = ["python", "-m", "procgroup.submit.ray_ranks"]
     command += [f"--ranks={options.ranks}", f"--cpus-per-rank={options.cpus_per_rank:g}"]
     command += [f"--gpus-per-rank={options.gpus_per_rank:g}", f"--start-timeout={options.start_timeout:g}"]
     return _SCRIPT.format(
@@ -102,7 +102,7 @@ class _RayRank:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the ranks; return 0, or the exit status of the first one that failed."""
-    parser = argparse.ArgumentParser("python -m procgroup.launch.submit.ray_ranks", description=__doc__)
+    parser = argparse.ArgumentParser("python -m procgroup.submit.ray_ranks", description=__doc__)
     add_rank_flags(parser)
     parser.add_argument("command", nargs="+", help="the program of a rank, and its arguments")
     options = parser.parse_args(arguments)

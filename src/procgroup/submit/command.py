@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from procgroup.launch.deadlines import SUBMIT_SECONDS
-from procgroup.launch.submit import kubernetes as submit_kubernetes
-from procgroup.launch.submit import ray_ranks as submit_ray
-from procgroup.launch.submit import slurm as submit_slurm
+from procgroup.submit import kubernetes as submit_kubernetes
+from procgroup.submit import ray_ranks as submit_ray
+from procgroup.submit import slurm as submit_slurm
 
 _MARK = "# Written by procgroup submit, which overwrites this file.\n"
 _BYTES_BEFORE_MARK = 4096

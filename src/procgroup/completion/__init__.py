@@ -1,0 +1,1 @@
+"""``procgroup completion``: completions of the command line for bash, zsh and fish."""
