@@ -92,7 +92,7 @@ nb::object build_exception(const Failure& failure, const Descriptor& running, co
   data["function"] = place.function;
   data["note"] = failure.note;
   if (failure.kind == Failure::Kind::kMismatch) data["lines"] = lines_of_ranks(group, call);
-  if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
+  if (is_by_pair(call.op) && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
   if (failure.kind == Failure::Kind::kBroken)
     if (const std::optional<Failure> lost = group.end().lost()) data["peer"] = lost->peer;
   return build_exception(failure, std::move(data));

@@ -114,7 +114,7 @@ const char* schedule_chosen(CollectiveState& state, const Request& request) {
 
 bool make_schedule_early(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
-  if (call.op == OpKind::kAllToAll) return false;  // its sizes are known after the agreement only
+  if (is_by_pair(call.op)) return false;  // its sizes are known after the agreement only
   fill_blocks(state, request);
   if (may_be_read(state, call, state.blocks.largest())) return false;
   state.chosen = {call.sequence, schedule_in_slots(state, request)};

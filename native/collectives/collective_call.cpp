@@ -150,7 +150,7 @@ Progress CollectiveCall::advance_task() {
 // A call without bytes has no result that could be wrong. Of a call on a device only the start is known here.
 bool CollectiveCall::needs_confirmation() const {
   const Descriptor& call = request_.descriptor;
-  const bool has_bytes = call.op == OpKind::kAllToAll || call.splits != 0 || call.bytes() != 0;
+  const bool has_bytes = is_by_pair(call.op) || call.splits != 0 || call.bytes() != 0;
   return state_.messages && !call.on_device && has_bytes;
 }
 
@@ -175,7 +175,7 @@ bool CollectiveCall::has_dead_member() const {
   const Descriptor& call = request_.descriptor;
   // MPI may send the elements of several ranks at once, those of halves as float32. The blocks of an all_to_all are not
   // in its descriptor.
-  const bool is_open = call.op == OpKind::kAllToAll || call.splits != 0;
+  const bool is_open = is_by_pair(call.op) || call.splits != 0;
   const size_t element = reduces(call.op) ? std::max(dtype_size(call.dtype), partial_size(call.dtype, call.reduce_op))
                                           : dtype_size(call.dtype);
   const size_t most = is_open ? SIZE_MAX : call.count * element * static_cast<size_t>(state_.size());
@@ -242,13 +242,13 @@ bool is_small(const CollectiveState& state, const Descriptor& call) {
 }
 
 bool is_inline(const CollectiveState& state, const Descriptor& call) {
-  return call.op != OpKind::kAllToAll && largest_contribution(call, state.size()) <= kInlinePayload &&
+  return !is_by_pair(call.op) && largest_contribution(call, state.size()) <= kInlinePayload &&
          is_small(state, call);
 }
 
 // For elements that do not fit beside the announcement, or for a buffer table, which ranks of one host read.
 static bool has_small_areas(const CollectiveState& state, const Descriptor& call) {
-  if (call.op == OpKind::kAllToAll) return true;
+  if (is_by_pair(call.op)) return true;
   if (call.external || largest_contribution(call, state.size()) <= kInlinePayload) return false;
   return !state.topology.spans_hosts() || is_small(state, call);
 }
@@ -256,7 +256,7 @@ static bool has_small_areas(const CollectiveState& state, const Descriptor& call
 bool CollectiveCall::is_small_call() const {
   const Descriptor& call = request_.descriptor;
   if (call.external) return false;
-  return call.op == OpKind::kAllToAll ? all_to_all_is_small(state_, call) : is_small(state_, call);
+  return is_by_pair(call.op) ? all_to_all_is_small(state_, call) : is_small(state_, call);
 }
 
 void CollectiveCall::announce() {
@@ -265,7 +265,7 @@ void CollectiveCall::announce() {
   state_.copied_in = {.before = state_.copied_in.now};
   if (call.external)
     announce_external();
-  else if (call.op == OpKind::kAllToAll)
+  else if (is_by_pair(call.op))
     copy_in_all_to_all(state_, request_);
   else if (is_small(state_, call))
     copy_in_small(state_, request_);
@@ -301,7 +301,7 @@ bool CollectiveCall::relay() {
 
 // The sizes alone: the arrays may be on a device.
 void CollectiveCall::announce_external() {
-  if (request_.descriptor.op == OpKind::kAllToAll) show_arrays(state_, request_, false);
+  if (is_by_pair(request_.descriptor.op)) show_arrays(state_, request_, false);
 }
 
 void CollectiveCall::expose_and_copy_in() {
@@ -356,7 +356,7 @@ bool CollectiveCall::agree() {
     state_.finished = sequence - 1;
     state_.show_finished();  // a rank that is in its next call already may wait for it
   }
-  if (request_.descriptor.op == OpKind::kAllToAll) compare_pairs();
+  if (is_by_pair(request_.descriptor.op)) compare_pairs();
   return true;
 }
 

@@ -31,7 +31,7 @@
 
 namespace procgroup {
 
-// Whether a collective that is not an all_to_all is small: its data is sent beside the announcement.
+// Whether a collective that is not by pair is small: its data is sent beside the announcement.
 bool is_small(const CollectiveState& state, const Descriptor& call);
 // Whether a call uses nothing but its announcement.
 bool is_inline(const CollectiveState& state, const Descriptor& call);

@@ -53,7 +53,7 @@ void show_arrays(CollectiveState& state, const Request& request, bool exposes) {
     if (request.inputs.empty()) show.add(table.input(0), request.input, input_count(request, state.rank));
     if (call.op == OpKind::kAllReduce) show.add(table.output(0), request.output, call.count);
   }
-  if (call.op == OpKind::kAllToAll)
+  if (is_by_pair(call.op))
     for (size_t block = 0; block < request.outputs.size(); ++block)
       table.output(static_cast<int>(block)).count = request.outputs[block].count;
   table.head() = show.head(state.reads_everything);

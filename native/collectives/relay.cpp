@@ -60,7 +60,7 @@ bool for_each_run(const CollectiveState& state, const Request& request, const st
                   int host, Visit visit) {
   const Descriptor& call = request.descriptor;
   const size_t element = dtype_size(call.dtype);
-  const bool by_pair = call.op == OpKind::kAllToAll;
+  const bool by_pair = is_by_pair(call.op);
   const bool has_blocks = has_input_blocks(call.op);
   const size_t room = (state.layout.small_bytes - (by_pair ? BufferTable::bytes(state.size()) : 0)) / element;
   uint64_t before = 0;
@@ -79,12 +79,12 @@ bool for_each_run(const CollectiveState& state, const Request& request, const st
 // The address of a rank's small elements, once it has announced the call.
 std::byte* elements_of(const CollectiveState& state, const Descriptor& call, int rank) {
   const GroupMemoryView& view = state.member(rank);
-  if (call.op == OpKind::kAllToAll) return BufferTable(view.small(call.sequence), state.size()).data();
+  if (is_by_pair(call.op)) return BufferTable(view.small(call.sequence), state.size()).data();
   return view.payload(call.sequence, largest_contribution(call, state.size()));
 }
 
 bool may_carry_elements(const CollectiveState& state, const Descriptor& call) {
-  return call.op == OpKind::kAllToAll || is_small(state, call);
+  return is_by_pair(call.op) || is_small(state, call);
 }
 
 // The announcement of `rank`, for the ranks of `host`.
@@ -95,7 +95,7 @@ std::vector<std::byte> make_entry(const CollectiveState& state, const Request& r
   append(entry, &announced, sizeof announced);
   if (std::memcmp(&announced, &call, sizeof call) == 0 && may_carry_elements(state, call)) {
     std::vector<uint64_t> counts;
-    if (call.op == OpKind::kAllToAll) {
+    if (is_by_pair(call.op)) {
       counts = announced_counts(state, request, rank);
       append(entry, counts.data(), counts.size() * sizeof(uint64_t));
     }
@@ -272,7 +272,7 @@ bool Relay::take_elements(CollectiveState& state, const Request& request, int ra
                           std::span<const std::byte> elements) {
   const Descriptor& call = request.descriptor;
   std::vector<uint64_t> counts;
-  if (call.op == OpKind::kAllToAll) {
+  if (is_by_pair(call.op)) {
     if (elements.size() < counts_bytes(state)) return false;
     counts.resize(2 * state.members.size());
     std::memcpy(counts.data(), elements.data(), counts_bytes(state));

@@ -67,7 +67,7 @@ void copy_in_small(CollectiveState& state, const Request& request) {
 // Reductions, which are the most frequent small calls, are made here, and by their kernel: two functions less.
 void finish_small(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
-  if (call.op == OpKind::kAllToAll) return copy_out_pairs(state, request);
+  if (is_by_pair(call.op)) return copy_out_pairs(state, request);
   if (!takes(call.op, state.rank, call.root)) return;
   if (has_output_blocks(call.op)) return copy_out_blocks(state, request);
   const size_t element = dtype_size(call.dtype);

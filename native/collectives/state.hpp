@@ -44,7 +44,7 @@ class ReadingRanges {
     ranges.set(OpKind::kBroadcast, {128 * kKilobyte, 4 * kMegabyte});
     ranges.set(OpKind::kAllGather, {64 * kKilobyte, (ranks == 2 ? 28 : 8) * kMegabyte});
     ranges.set(OpKind::kScatter, {32 * kKilobyte});
-    ranges.set(OpKind::kAllToAll, {64 * kKilobyte});
+    ranges.set_by_pair({64 * kKilobyte});
     ranges.set(OpKind::kReduceScatter, {128 * kKilobyte});
     return ranges;
   }
@@ -57,7 +57,7 @@ class ReadingRanges {
     constexpr size_t kMegabyte = size_t{1} << 20;
     ReadingRanges ranges = none();
     ranges.set(OpKind::kScatter, {2 * kMegabyte});
-    ranges.set(OpKind::kAllToAll, {8 * kMegabyte});
+    ranges.set_by_pair({8 * kMegabyte});
     ranges.set(OpKind::kReduceScatter, {12 * kMegabyte});
     return ranges;
   }
@@ -77,6 +77,10 @@ class ReadingRanges {
 
  private:
   constexpr void set(OpKind op, SizeRange range) { by_op_[static_cast<size_t>(op)] = range; }
+  constexpr void set_by_pair(SizeRange range) {
+    for (size_t op = 0; op < kOperations; ++op)
+      if (is_by_pair(static_cast<OpKind>(op))) by_op_[op] = range;
+  }
 
   std::array<SizeRange, kOperations> by_op_{};
 };

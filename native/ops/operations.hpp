@@ -36,6 +36,8 @@ constexpr OpKind op_from_name(std::string_view name) {
 }
 constexpr bool reduces(OpKind op) { return row_of(op).reduces; }
 constexpr bool is_message(OpKind op) { return is_operation(op) && row_of(op).is_message; }
+// Whether only the two ranks of a pair know how much one gives to the other. Also of what another rank wrote.
+constexpr bool is_by_pair(OpKind op) { return is_operation(op) && row_of(op).sizes == Sizes::kPerPair; }
 constexpr bool has_input_blocks(OpKind op) { return row_of(op).input == Arrays::kBlocks; }
 constexpr bool has_output_blocks(OpKind op) { return row_of(op).output == Arrays::kBlocks; }
 

@@ -135,6 +135,7 @@ void schedule_all_to_all(const ScheduleRequest& request, Schedule& schedule) {
 }  // namespace
 
 void schedule_blocks(const ScheduleRequest& request, Schedule& schedule) {
+  if (is_by_pair(request.op)) return schedule_all_to_all(request, schedule);
   switch (request.op) {
     case OpKind::kGather:
     case OpKind::kScatter:
@@ -143,8 +144,6 @@ void schedule_blocks(const ScheduleRequest& request, Schedule& schedule) {
       return schedule_all_gather(request, schedule);
     case OpKind::kReduceScatter:
       return schedule_reduce_scatter(request, schedule);
-    case OpKind::kAllToAll:
-      return schedule_all_to_all(request, schedule);
     default:
       schedule.clear();
   }

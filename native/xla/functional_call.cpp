@@ -104,8 +104,8 @@ void run_collective(CallDevice& device, const FunctionalCall& call, const Bundle
   request.descriptor.op = op;
   request.descriptor.dtype = given.dtype();
   request.descriptor.root = call.root;
-  // The blocks of an all_to_all are described elsewhere, by pair of ranks.
-  request.descriptor.count = op == OpKind::kAllToAll ? 0 : given.width();
+  // Blocks that differ by pair of ranks are described elsewhere.
+  request.descriptor.count = is_by_pair(op) ? 0 : given.width();
   if (reduces(op)) {
     request.descriptor.reduce_op = call.reduce_op;
     request.factor = call.factor;
