@@ -14,8 +14,8 @@ uintptr_t begin_of(const Block& block) { return reinterpret_cast<uintptr_t>(bloc
 
 }  // namespace
 
-const ArrayView& Arguments::one(nb::handle array, Access access, const char* name) {
-  const ArrayView& view = issued_->arrays.emplace_back(array, access, ParameterName{name});
+const ArrayView& Arguments::one(nb::handle array, Access access, const char* name, int index) {
+  const ArrayView& view = issued_->arrays.emplace_back(array, access, ParameterName{name, index});
   require_alike();
   return view;
 }
@@ -27,8 +27,7 @@ std::vector<Block> Arguments::list(nb::handle arrays, Access access, const char*
   blocks.reserve(length);
   for (size_t index = 0; index < length; ++index) {
     const nb::object array = arrays[index];
-    const ArrayView& view = issued_->arrays.emplace_back(array, access, ParameterName{name, static_cast<int>(index)});
-    require_alike();
+    const ArrayView& view = one(array, access, name, static_cast<int>(index));
     blocks.push_back({view.data(), view.count()});
   }
   return blocks;

@@ -57,7 +57,8 @@ class Arguments {
     issued_->arrays.reserve(arrays);  // references to views stay valid
   }
 
-  const ArrayView& one(nb::handle array, Access access, const char* name);
+  // One array, which is at `index` of a list if that is not negative.
+  const ArrayView& one(nb::handle array, Access access, const char* name, int index = -1);
   // One block per rank, all of one dtype with what was read before. Names are those of the parameter.
   std::vector<Block> list(nb::handle arrays, Access access, const char* name);
   // An array of one equal block per rank; its size has been checked.

@@ -37,6 +37,7 @@ nb::object PythonGroup::issue(Request&& request, const Options& options, std::sh
   if (only_checks_) return nb::none();
   if (request.source == 0) request.source = engine_->source_line();
   prepare(request);
+  join_blocks(request, group_->rank(), group_->size());
   move_through_scratch(request, issued->arrays);
   if (needs_backend(request) && !issued->arrays.empty()) move_by_backend(request, *issued, std::move(issued->arrays));
   if (!options.async_op) return run(request, options.seconds, issued.get());
@@ -78,6 +79,8 @@ nb::object PythonGroup::issue_on_device(Request&& request, const Options& option
   const auto staged = stage(request, issued->device_arrays, used, group_->rank());
   issued->device_task = staged;
   prepare(request);
+  join_blocks(request, group_->rank(), group_->size());
+  staged->before_copying_back(std::exchange(request.after, {}));
   if (needs_backend(request)) {
     request.before = [staged, before = std::move(request.before)] {
       if (before) before();
@@ -126,6 +129,7 @@ nb::object PythonGroup::issue_to_nccl(Request&& request, const Options& options,
                                       ArrayStreams used) {
   const auto task = move_by_nccl(nccl_, request, issued->device_arrays, std::move(used.streams), !options.async_op);
   issued->device_task = task;
+  join_blocks(request, group_->rank(), group_->size(), true);
   request.descriptor.external = request.descriptor.on_device = true;
   request.task = task;
   if (task->is_captured()) return capture(std::move(request), options, std::move(issued), task);

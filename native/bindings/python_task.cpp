@@ -176,7 +176,9 @@ std::shared_ptr<PythonTask> prepare_task(const nb::object& prepare, const Reques
   const Descriptor& call = request.descriptor;
   const nb::object reduce_op = reduces(call.op) ? nb::cast(reduce_op_name(call.reduce_op)) : nb::none();
   Block input, output;
-  nb::object start = prepare(op_name(call.op), blocks_of(inputs_of(request, rank, input), call.dtype, kept),
+  // The same for a backend, because each rank has one block for each other one.
+  const OpKind moved = is_by_pair(call.op) ? OpKind::kAllToAll : call.op;
+  nb::object start = prepare(op_name(moved), blocks_of(inputs_of(request, rank, input), call.dtype, kept),
                              blocks_of(outputs_of(request, rank, output), call.dtype, kept), dtype_name(call.dtype),
                              reduce_op, call.root, tag);
   return make_python_task(std::move(start), size, kept);

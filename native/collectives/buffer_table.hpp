@@ -16,7 +16,7 @@ namespace procgroup {
 
 struct BufferEntry {
   RemotePlace place;
-  uint64_t count;  // elements
+  uint64_t count;  // elements, as Block::announced has them
 };
 
 // No bools: another rank may write any byte there.

@@ -242,8 +242,7 @@ bool is_small(const CollectiveState& state, const Descriptor& call) {
 }
 
 bool is_inline(const CollectiveState& state, const Descriptor& call) {
-  return !is_by_pair(call.op) && largest_contribution(call, state.size()) <= kInlinePayload &&
-         is_small(state, call);
+  return !is_by_pair(call.op) && largest_contribution(call, state.size()) <= kInlinePayload && is_small(state, call);
 }
 
 // For elements that do not fit beside the announcement, or for a buffer table, which ranks of one host read.
@@ -391,10 +390,10 @@ void CollectiveCall::compare_pairs() {
   const auto table = [&](int rank) { return BufferTable(state_.member(rank).small(call.sequence), state_.size()); };
   // This rank's own counts are those of its arrays, whatever became of its buffer table, which the others can write.
   const auto given = [&](int from, int to) -> uint64_t {
-    return from == state_.rank ? request_.inputs[static_cast<size_t>(to)].count : table(from).input(to).count;
+    return from == state_.rank ? request_.inputs[static_cast<size_t>(to)].announced() : table(from).input(to).count;
   };
   const auto expected = [&](int from, int to) -> uint64_t {
-    return to == state_.rank ? request_.outputs[static_cast<size_t>(from)].count : table(to).output(from).count;
+    return to == state_.rank ? request_.outputs[static_cast<size_t>(from)].announced() : table(to).output(from).count;
   };
   if (auto fault = state_.counts.read(call, state_.size(), given, expected, state_.global_ranks))
     give_up(std::move(*fault));

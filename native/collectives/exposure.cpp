@@ -15,13 +15,13 @@ class Show {
         element_(dtype_size(call.dtype)),
         exposes_(exposes) {}
 
-  void add(BufferEntry& entry, const void* data, size_t count) {
-    entry.count = count;
-    if (count == 0) return;
-    entry.place = RemotePlace::of(data, count * element_, own_);
+  void add(BufferEntry& entry, const Block& block) {
+    entry.count = block.announced();
+    if (block.count == 0) return;
+    entry.place = RemotePlace::of(block.data, block.count * element_, own_);
     if (entry.place.in_arena()) return;
     in_arena_ = false;
-    exposes_ = exposes_ && readable_.has(data);
+    exposes_ = exposes_ && readable_.has(block.data);
   }
   BufferTableHeader head(bool reads_everything) const { return {in_arena_, exposes_, reads_everything}; }
 
@@ -49,13 +49,14 @@ void show_arrays(CollectiveState& state, const Request& request, bool exposes) {
   Show show(state, call, exposes && request.iovecs.empty());
   if (shows(call, state.rank)) {
     for (size_t block = 0; block < request.inputs.size(); ++block)
-      show.add(table.input(static_cast<int>(block)), request.inputs[block].data, request.inputs[block].count);
-    if (request.inputs.empty()) show.add(table.input(0), request.input, input_count(request, state.rank));
-    if (call.op == OpKind::kAllReduce) show.add(table.output(0), request.output, call.count);
+      show.add(table.input(static_cast<int>(block)), request.inputs[block]);
+    if (request.inputs.empty())
+      show.add(table.input(0), {const_cast<void*>(request.input), input_count(request, state.rank)});
+    if (call.op == OpKind::kAllReduce) show.add(table.output(0), {request.output, call.count});
   }
   if (is_by_pair(call.op))
     for (size_t block = 0; block < request.outputs.size(); ++block)
-      table.output(static_cast<int>(block)).count = request.outputs[block].count;
+      table.output(static_cast<int>(block)).count = request.outputs[block].announced();
   table.head() = show.head(state.reads_everything);
 }
 

@@ -7,6 +7,12 @@ namespace {
 
 constexpr uint64_t kMostBytes = INT64_MAX;
 
+std::string in_words(const Descriptor& call, uint64_t announced) {
+  const std::string dtype = std::string(" ") + dtype_name(call.dtype);
+  if (!is_joined(call, announced)) return std::to_string(announced) + dtype;
+  return std::to_string(first_joined(announced)) + " and " + std::to_string(second_joined(announced)) + dtype;
+}
+
 }  // namespace
 
 uint64_t PairCounts::given_before(int from, int end) const {
@@ -16,11 +22,10 @@ uint64_t PairCounts::given_before(int from, int end) const {
 }
 
 Failure PairCounts::mismatch(const Descriptor& call, int from, int to, uint64_t given, uint64_t expected) const {
-  const std::string dtype = dtype_name(call.dtype);
   const std::string giver = rank_name(from, global_ranks_);
   const std::string taker = rank_name(to, global_ranks_);
-  const std::string gives = std::to_string(given) + " " + dtype;
-  const std::string expects = std::to_string(expected) + " " + dtype;
+  const std::string gives = in_words(call, given);
+  const std::string expects = in_words(call, expected);
   Failure failure{.kind = Failure::Kind::kMismatch};
   failure.reason = giver + " gives " + gives + " to " + taker + ", which expects " + expects + " from it";
   failure.calls.assign(size_, call.describe(global_ranks_));

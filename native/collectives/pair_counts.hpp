@@ -1,4 +1,4 @@
-// The counts of an all_to_all, by pair: every rank announces what it sends to each, and what it expects from each.
+// The counts of an operation by pair: every rank announces what it sends to each, and what it expects from each.
 //
 // A broken rank may announce any counts, and change them while others read. So each count is read once, into this
 // table, and a call uses only a table without a fault: a rank sends what its receiver expects, and the counts of one
@@ -10,15 +10,15 @@
 #include <optional>
 #include <vector>
 
-#include "ops/descriptor.hpp"
+#include "ops/request.hpp"
 #include "runtime/failure.hpp"
 
 namespace procgroup {
 
 class PairCounts {
  public:
-  // Read `given(from, to)` and `expected(from, to)`, in elements, for all pairs. Returns the first fault, which is the
-  // same on all ranks; its ranks are group ranks.
+  // Read `given(from, to)` and `expected(from, to)`, as Block::announced has them, for all pairs. Returns the first
+  // fault, which is the same on all ranks; its ranks are group ranks.
   template <class Given, class Expected>
   std::optional<Failure> read(const Descriptor& call, int size, Given given, Expected expected,
                               const std::vector<int>* global_ranks = nullptr) {
@@ -30,7 +30,7 @@ class PairCounts {
         const uint64_t count = given(from, to);
         const uint64_t awaited = expected(from, to);
         if (count != awaited) return mismatch(call, from, to, count, awaited);
-        counts_.push_back(count);
+        counts_.push_back(announced_count(call, count));
       }
     }
     return excess(call);

@@ -43,8 +43,8 @@ void append(std::vector<std::byte>& message, const void* data, size_t bytes) {
 std::vector<uint64_t> announced_counts(const CollectiveState& state, const Request& request, int rank) {
   std::vector<uint64_t> counts;
   if (rank == state.rank) {
-    for (const Block& block : request.inputs) counts.push_back(block.count);
-    for (const Block& block : request.outputs) counts.push_back(block.count);
+    for (const Block& block : request.inputs) counts.push_back(block.announced());
+    for (const Block& block : request.outputs) counts.push_back(block.announced());
     return counts;
   }
   const BufferTable table(state.member(rank).small(request.descriptor.sequence), state.size());
@@ -66,7 +66,8 @@ bool for_each_run(const CollectiveState& state, const Request& request, const st
   uint64_t before = 0;
   uint64_t one = 0;  // without blocks, the same elements are for all ranks that get any
   for (int to = 0; to < state.size(); ++to) {
-    const uint64_t count = by_pair ? counts[static_cast<size_t>(to)] : block_count(request, from, to);
+    const uint64_t count =
+        by_pair ? announced_count(call, counts[static_cast<size_t>(to)]) : block_count(request, from, to);
     if (count > room || before > room - count) return false;
     if (has_blocks && count > 0 && state.topology.host_of(to) == host) visit(before * element, count * element);
     if (has_blocks) before += count;

@@ -214,6 +214,7 @@ Task::State StagedTask::test(std::vector<int>& awaited) {
 }
 
 void StagedTask::copy_back() {
+  if (finish_) finish_();
   const OnGpu on_gpu(gpu_);
   for (const Written& written : written_)
     gpu_.copy(memory_.out, written.span.address, reinterpret_cast<CudaAddress>(written.host), written.span.bytes);

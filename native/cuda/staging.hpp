@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -40,6 +41,8 @@ class StagedTask final : public DeviceTask {
   const std::vector<void*>& outputs() const { return outputs_; }
   // Let another task move that memory; otherwise the engine does. It may own this task, for as long as it is pending.
   void let_move(std::shared_ptr<Task> inner) { inner_ = std::move(inner); }
+  // Call it before what the call has written is copied back.
+  void before_copying_back(std::function<void()> finish) { finish_ = std::move(finish); }
 
   bool ready() override;
   void start(int root, uint64_t number) override;
@@ -60,6 +63,7 @@ class StagedTask final : public DeviceTask {
   StagingMemory& memory_;
   std::shared_ptr<const void> owner_;
   std::shared_ptr<Task> inner_;
+  std::function<void()> finish_;
   std::vector<void*> inputs_;
   std::vector<void*> outputs_;
   std::vector<Written> written_;

@@ -327,11 +327,11 @@ int NcclTask::call_nccl(NcclHandle communicator) const {
     case OpKind::kRecv:
       receive(0, outputs[0]);
       break;
-    default:  // gather, scatter and all_to_all consist of messages
+    default:  // gather, scatter and the operations by pair, which may have several blocks for a rank, are messages
       for (size_t place = 0; place < inputs.size(); ++place)
-        send(call_.op == OpKind::kGather ? call_.root : static_cast<int>(place), inputs[place]);
+        send(call_.op == OpKind::kGather ? call_.root : static_cast<int>(place) % backend_->size(), inputs[place]);
       for (size_t place = 0; place < outputs.size(); ++place)
-        receive(call_.op == OpKind::kScatter ? call_.root : static_cast<int>(place), outputs[place]);
+        receive(call_.op == OpKind::kScatter ? call_.root : static_cast<int>(place) % backend_->size(), outputs[place]);
   }
   return result;
 }

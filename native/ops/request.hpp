@@ -12,6 +12,9 @@
 //
 // Blocks are in group-rank order; they may be anywhere in memory, also side by side in one array. The input, or this
 // rank's input block, may have the same address as the output, or as this rank's output block; nothing else overlaps.
+//
+// An operation by pair may have several arrays for one rank. Then as many rows of one block per rank follow each other,
+// in an order on which both ranks of a pair agree. join_blocks makes one row of them, which is what the engine moves.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +32,28 @@ namespace procgroup {
 // The elements that one rank sends to, or receives from, one other. Input blocks are never written.
 struct Block {
   void* data = nullptr;
-  size_t count = 0;  // elements
+  size_t count = 0;     // elements
+  uint64_t joined = 0;  // of a block that joins two arrays: both counts, see joined_counts
+
+  // What ranks announce of it, and compare.
+  uint64_t announced() const { return joined != 0 ? joined : count; }
 };
+
+// The counts of two arrays of one block, in one word that no count has.
+inline constexpr uint64_t kJoined = uint64_t{1} << 63;
+inline constexpr size_t kMostJoined = (size_t{1} << 31) - 1;
+constexpr uint64_t joined_counts(size_t first, size_t second) { return kJoined | uint64_t{first} << 31 | second; }
+constexpr size_t first_joined(uint64_t announced) { return announced >> 31 & kMostJoined; }
+constexpr size_t second_joined(uint64_t announced) { return announced & kMostJoined; }
+
+// Whether a rank has announced two counts. Only calls whose descriptor has `splits` may join arrays.
+constexpr bool is_joined(const Descriptor& call, uint64_t announced) {
+  return call.splits != 0 && (announced & kJoined) != 0;
+}
+// The elements of a block of which a rank has announced this.
+constexpr uint64_t announced_count(const Descriptor& call, uint64_t announced) {
+  return is_joined(call, announced) ? first_joined(announced) + second_joined(announced) : announced;
+}
 
 // A hash of how many elements each of them has, in this order; never zero.
 inline uint64_t hash_of_sizes(const std::vector<Block>& blocks) {

@@ -49,7 +49,8 @@ class Call(NamedTuple):
     """
 
     op: str
-    """A name of ``_native.operations()``: "all_reduce", "all_gather", ... List and single forms share a name."""
+    """A name of ``_native.operations()``: "all_reduce", "all_gather", ... List and single forms share a name, and
+    each operation in which the sizes are agreed on by pair of ranks is an "all_to_all"."""
     inputs: list[NDArray[np.uint8]]
     """The blocks that this rank sends: one, or one for each rank; empty where it sends none."""
     outputs: list[NDArray[np.uint8]]

@@ -16,7 +16,10 @@ from procgroup.types import ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-OPERATIONS = {row["name"]: row for row in _native.operations()}
+OPERATIONS = {
+    row["name"]: row for row in _native.operations() if row["sizes"] != "per pair" or row["name"] == "all_to_all"
+}
+"""A backend makes every operation by pair as an all_to_all."""
 FUNCTIONS: dict[str, np.ufunc] = {
     "SUM": np.add,
     "AVG": np.add,

@@ -151,7 +151,9 @@ class BackendContract:
 def _calls() -> list[tuple[str, str, str]]:
     """Return (operation, dtype, reduce op) of all calls with dtypes that NumPy has here."""
     has_ml_dtypes = importlib.util.find_spec("ml_dtypes") is not None
-    rows = [row for row in capabilities("gloo", "cpu") if row.is_supported and row.dtype]
+    rows = [
+        row for row in capabilities("gloo", "cpu") if row.is_supported and row.operation in OPERATIONS and row.dtype
+    ]
     known = [row for row in rows if has_ml_dtypes or not row.dtype.startswith(("bfloat16", "float8"))]
     return [(row.operation, row.dtype, row.reduce_op) for row in known]
 
