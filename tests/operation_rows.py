@@ -12,6 +12,7 @@ ROWS = {
     "all_gather_single": ("", False, False),
     "all_to_all": ("", False, True),
     "all_to_all_single": ("", False, True),
+    "neighbor_all_to_all": ("", False, True),
     "all_reduce": ("", True, False),
     "reduce": ("destination", True, False),
     "reduce_scatter": ("", True, True),

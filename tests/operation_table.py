@@ -122,6 +122,12 @@ class Part:
         return [self.block(source, self.rank) for source in self.ranks]
 
     @property
+    def neighbors(self) -> list[int]:
+        """The ranks before and behind this one: in a ring of more than two, and else in a row with two ends."""
+        places = [self.rank - 1, self.rank + 1]
+        return [place % self.size for place in places] if self.size > 2 else places
+
+    @property
     def splits(self) -> tuple[list[int], list[int]]:
         return [block.size for block in self.taken], [block.size for block in self.given]
 
@@ -263,9 +269,15 @@ _ARGUMENTS: dict[str, Callable[[Part], tuple[Any, ...]]] = {
         p.input(np.concatenate(p.given)),
         *(p.splits if p.is_uneven else ()),
     ),
+    "neighbor_all_to_all": lambda p: (
+        [p.output(p.block(rank, p.rank), place) if rank in p.ranks else None for place, rank in enumerate(p.neighbors)],
+        [p.input(p.block(p.rank, rank), place) if rank in p.ranks else None for place, rank in enumerate(p.neighbors)],
+        (p.size,),
+        p.size > 2,
+    ),
     "barrier": lambda p: (),
 }
-_NOT_IN_TORCH = ("scan", "exscan")
+_NOT_IN_TORCH = ("neighbor_all_to_all", "scan", "exscan")
 
 OPERATIONS = {
     **{name: Operation(make, *ROWS[name], in_torch=name not in _NOT_IN_TORCH) for name, make in _ARGUMENTS.items()},

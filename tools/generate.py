@@ -131,13 +131,16 @@ TYPES = {
     "array": "Array",
     "arrays": "Arrays",
     "arrays of root": "Arrays | None",
+    "arrays of neighbors": "Sequence[Array | None]",
     "root": "int",
     "root or first": "int",
     "op": "AnyReduceOp",
     "splits": "Sequence[int] | None",
+    "shape": "Sequence[int]",
+    "periodic": "bool | Sequence[bool]",
 }
-METHOD_DEFAULTS = {"op": "ReduceOp.SUM", "splits": "None"}
-PUBLIC_DEFAULTS = {"op": "SUM", "splits": "None", "arrays of root": "None"}
+METHOD_DEFAULTS = {"op": "ReduceOp.SUM", "splits": "None", "periodic": "False"}
+PUBLIC_DEFAULTS = {"op": "SUM", "splits": "None", "periodic": "False", "arrays of root": "None"}
 
 FLAGS = {"Literal[False]": "None", "Literal[True]": "", "bool": " | None"}
 """The types of ``async_op`` in the overloads, and what they return: None, a Work (or a Future), or either."""
@@ -204,7 +207,7 @@ def method(call: Call) -> str:
     if call.retains:
         parameters.append(("retain", "bool", "False"))
     body = []
-    # The op first, because an ordinary one costs a comparison only; then the root, which the checks of lists need.
+    # The op first, because an ordinary one costs a comparison only; then root and shape, which checks of lists need.
     for one in sorted(call.parameters, key=_order_of_check):
         body += _checks(call, one)
     arguments = [one.method for one in call.parameters] + ["retain"] * call.retains + ["async_op", "timeout"]
@@ -213,7 +216,7 @@ def method(call: Call) -> str:
 
 
 def _order_of_check(one: Parameter) -> int:
-    return 0 if one.kind == "op" else 1 if one.kind.startswith("root") else 2
+    return 0 if one.kind == "op" else 1 if one.kind.startswith("root") or one.kind == "shape" else 2
 
 
 def _checks(call: Call, one: Parameter) -> list[str]:
@@ -226,6 +229,13 @@ def _checks(call: Call, one: Parameter) -> list[str]:
         return [f"{name} = checks.{public}({name}, self._size, root, self._rank)"]
     if one.kind == "arrays":
         return [f'{name} = checks.array_list({name}, self._size, "{public}", "{call.name}", self._rank)']
+    if one.kind == "arrays of neighbors":
+        checked = f'{name}, 2 * len(shape), "{public}", "{call.name}", self._rank, "neighbour"'
+        return [f"{name} = checks.array_list({checked})"]
+    if one.kind == "shape":
+        return [f'{name} = checks.mesh_shape({name}, self._size, "{call.name}", self._rank)']
+    if one.kind == "periodic":
+        return [f'{name} = checks.periodicity({name}, len(shape), "{call.name}", self._rank)']
     if one.kind == "splits":
         return [f'{name} = checks.splits({name}, self._size, "{public}", "{call.name}", self._rank)']
     return []
@@ -466,10 +476,13 @@ SIGNATURES = {
     "array": "object",
     "arrays": "collections.abc.Sequence[object]",
     "arrays of root": "collections.abc.Sequence[object] | None",
+    "arrays of neighbors": "collections.abc.Sequence[object]",
     "root": "int",
     "root or first": "int",
     "op": "object",
     "splits": "collections.abc.Sequence[int] | None",
+    "shape": "collections.abc.Sequence[int]",
+    "periodic": "collections.abc.Sequence[bool]",
 }
 
 

@@ -110,6 +110,15 @@ PICTURES: dict[str, Movement | Timeline] = {
         [[[f"{source}:{10 * source + rank}" for source in RANKS]] for rank in RANKS],
         TO_EACH,
     ),
+    "neighbor_all_to_all": Movement(
+        "neighbor_all_to_all in a ring: each rank sends one array to the rank before it and one to the rank behind it",
+        [[own(rank, 10 * rank), own(rank, 10 * rank + 1)] for rank in RANKS],
+        [
+            [own((rank - 1) % 3, 10 * ((rank - 1) % 3) + 1), own((rank + 1) % 3, 10 * ((rank + 1) % 3))]
+            for rank in RANKS
+        ],
+        [((rank, side, -1), ((rank + 2 * side - 1) % 3, 1 - side, -1)) for rank in RANKS for side in (0, 1)],
+    ),
     "barrier": Timeline(
         "barrier: no rank goes on before the last one has come",
         [

@@ -62,6 +62,7 @@ OPERATIONS = [
     Operation("scatter", "root", "all", "blocks", "one"),
     Operation("reduce_scatter", "all", "all", "blocks", "one", reduces=True, sizes="per rank"),
     Operation("all_to_all", "all", "all", "blocks", "blocks", sizes="per pair"),
+    Operation("neighbor_all_to_all", "all", "all", "blocks", "blocks", sizes="per pair"),
     Operation("scan", "all", "all", "one", "one", reduces=True, sources="lower and own"),
     Operation("exscan", "all", "all but first", "one", "one", reduces=True, sources="lower"),
     Operation("send", givers="all", input="one", is_message=True),
@@ -71,16 +72,30 @@ OPERATIONS = [
 
 OPERATION = {row.name: row for row in OPERATIONS}
 
-Kind = Literal["array", "arrays", "arrays of root", "root", "root or first", "op", "splits"]
+Kind = Literal[
+    "array",
+    "arrays",
+    "arrays of root",
+    "arrays of neighbors",
+    "root",
+    "root or first",
+    "op",
+    "splits",
+    "shape",
+    "periodic",
+]
 """What a parameter is, and so how it is checked:
 
     array             one array of this rank
     arrays            a list of one array for each rank
     arrays of root    such a list on the root, None on the other ranks
+    arrays of neighbors   a list of two arrays for each dimension of a mesh
     root              a global or a group rank; it is required
     root or first     the same; the default is global rank 0
     op                a reduce op
     splits            the number of rows of each rank's block; None: equal blocks
+    shape             the extents of a Cartesian mesh of all ranks
+    periodic          whether each dimension of the mesh is a ring: one bool, or one for each dimension
 """
 
 
@@ -232,6 +247,34 @@ CALLS = [
         Raises ArgumentError when the splits do not add up to the first dimension or are not one per rank, and without
         splits when the first dimension does not divide by the world size; CollectiveMismatch, changing nothing, when
         two ranks expect different sizes.""",
+    ),
+    Call(
+        "neighbor_all_to_all",
+        "neighbor_all_to_all",
+        "collectives",
+        (
+            Parameter("arrays of neighbors", "output_tensor_list", "outputs"),
+            Parameter("arrays of neighbors", "input_tensor_list", "inputs"),
+            Parameter("shape", "shape", "shape"),
+            Parameter("periodic", "periodic", "periodic"),
+        ),
+        """Exchange arrays with the ranks next to this one on a Cartesian mesh.
+
+        ``inputs[2 * d]`` goes to the neighbour before this rank along dimension ``d``, ``inputs[2 * d + 1]`` to the one
+        behind it, and what they send comes into the same places of ``outputs``.""",
+        """Exchange arrays with the neighbours of this rank on a Cartesian mesh of all ranks of the group.
+
+        The ranks are the elements of an array of ``shape``, in C order, as in MPI_Cart_create and in a DeviceMesh.
+        ``input_tensor_list[2 * d]`` goes to the rank before this one along dimension ``d``, and
+        ``input_tensor_list[2 * d + 1]`` to the rank behind it; what these send comes into the same places of
+        ``output_tensor_list``. That is the order of MPI_Neighbor_alltoall (MPI 4.1, section 8.6.2). ``periodic`` is a
+        bool, or one for each dimension: whether the last rank is the neighbour of the first. At a border without a
+        neighbour the arrays are not used, and may be None.
+
+        All arrays have one dtype; the sizes may all differ, where what one rank sends is as large as what the other
+        expects. Raises ArgumentError unless ``shape`` has as many elements as the group has ranks; ValueError unless
+        the lists have two arrays for each dimension; CollectiveMismatch on every rank, changing nothing, when shape,
+        periodicity, dtype or sizes do not fit.""",
     ),
     Call(
         "all_reduce",

@@ -74,7 +74,37 @@ void require_blocks(const CallSite& site, const ArrayView& whole, const char* na
               "` has, for each of " + std::to_string(site.size()) + " ranks");
 }
 
+// What a rank gives to itself is as large as what it gets there.
+void require_same_count(const CallSite& site, const Block& input, int input_index, const Block& output,
+                        int output_index) {
+  if (input.count == output.count) return;
+  site.refuse("`" + ParameterName{"input_tensor_list", input_index}.text() +
+              "`, which this rank gives to itself, has " + std::to_string(input.count) + " elements, but `" +
+              ParameterName{"output_tensor_list", output_index}.text() + "` has " + std::to_string(output.count));
+}
+
 Block block_of(const ArrayView& view) { return {view.data(), view.count()}; }
+
+// The blocks for a rank's neighbours: for each rank its first array, then for each its second one, and so on.
+class NeighborBlocks {
+ public:
+  explicit NeighborBlocks(int size) : size_(static_cast<size_t>(size)), blocks_(size_), arrays_(size_) {}
+
+  void add(int peer, const ArrayView& view) {
+    const auto rank = static_cast<size_t>(peer);
+    last_ = size_ * arrays_[rank]++ + rank;
+    if (last_ >= blocks_.size()) blocks_.resize(blocks_.size() + size_);
+    blocks_[last_] = block_of(view);
+  }
+  const Block& last() const { return blocks_[last_]; }
+  const std::vector<Block>& blocks() const { return blocks_; }
+
+ private:
+  size_t size_;
+  std::vector<Block> blocks_;
+  std::vector<size_t> arrays_;  // of each rank
+  size_t last_ = 0;
+};
 
 // Whether an element of one array shares memory with an element of another.
 bool share_memory(const std::vector<ArrayView>& views) {
@@ -272,10 +302,7 @@ nb::object PythonGroup::all_to_all(nb::handle outputs, nb::handle inputs, bool a
   request.inputs = arguments.list(inputs, Access::kRead, "input_tensor_list");
   request.descriptor.dtype = arguments.dtype();
   const auto rank = static_cast<size_t>(site.rank());
-  if (request.inputs[rank].count != request.outputs[rank].count)
-    site.refuse("`input_tensor_list[" + std::to_string(rank) + "]`, which this rank gives to itself, has " +
-                std::to_string(request.inputs[rank].count) + " elements, but `output_tensor_list[" +
-                std::to_string(rank) + "]` has " + std::to_string(request.outputs[rank].count));
+  require_same_count(site, request.inputs[rank], site.rank(), request.outputs[rank], site.rank());
   arguments.require_disjoint(request.inputs, request.outputs);
   return issue(std::move(request), {"all_to_all", outputs, async_op, seconds}, arguments.issued());
 }
@@ -295,6 +322,46 @@ nb::object PythonGroup::all_to_all_single(nb::handle output, nb::handle array, n
                 std::to_string(request.outputs[rank].count) + " from itself");
   arguments.require_disjoint(request.inputs, request.outputs);
   return issue(std::move(request), {"all_to_all_single", output, async_op, seconds}, arguments.issued());
+}
+
+// The blocks of a rank that is the neighbour on several sides stand in the order in which they are sent: what goes in
+// the negative direction arrives from the positive one, and comes first.
+nb::object PythonGroup::neighbor_all_to_all(nb::handle outputs, nb::handle inputs, nb::handle shape,
+                                            nb::handle periodic, bool async_op, double seconds) {
+  const CallSite site = this->site("neighbor_all_to_all");
+  const Mesh mesh(nb::cast<std::vector<int>>(shape), nb::cast<std::vector<bool>>(periodic));
+  const size_t sides = 2 * mesh.dimensions();
+  site.require_checked(mesh.ranks() == site.size() && nb::len(periodic) == mesh.dimensions(), "shape");
+  site.require_checked(nb::len(outputs) == sides && nb::len(inputs) == sides, "output_tensor_list");
+  const std::optional<uint64_t> code = mesh.code();
+  if (!code) site.refuse("`shape` has too many dimensions to be compared with those of the other ranks");
+  Arguments arguments(site, 2 * sides);
+  Request request = make(OpKind::kNeighborAllToAll, Dtype::kUint8, 0);
+  request.descriptor.splits = *code;
+  NeighborBlocks given(site.size());
+  NeighborBlocks taken(site.size());
+  for (size_t dimension = 0; dimension < mesh.dimensions(); ++dimension) {
+    for (const int direction : {-1, 1}) {
+      const int to = mesh.neighbor(site.rank(), dimension, direction);
+      const int from = mesh.neighbor(site.rank(), dimension, -direction);
+      const int input = static_cast<int>(2 * dimension) + (direction == 1 ? 1 : 0);
+      const int output = static_cast<int>(2 * dimension) + (direction == 1 ? 0 : 1);
+      if (to >= 0) given.add(to, arguments.one(inputs[input], Access::kRead, "input_tensor_list", input));
+      if (from >= 0) taken.add(from, arguments.one(outputs[output], Access::kWrite, "output_tensor_list", output));
+      if (to == site.rank()) require_same_count(site, given.last(), input, taken.last(), output);
+      if (to == from && to != site.rank() && std::max(given.last().count, taken.last().count) > kMostJoined)
+        site.refuse("arrays of more than " + std::to_string(kMostJoined) +
+                    " elements cannot be exchanged with a rank that is the neighbour on both sides");
+    }
+  }
+  request.inputs = given.blocks();
+  request.outputs = taken.blocks();
+  const std::shared_ptr<Issued> issued = arguments.issued();
+  if (!issued->arrays.empty()) {
+    request.descriptor.dtype = arguments.dtype();
+    arguments.require_disjoint(request.inputs, request.outputs);
+  }
+  return issue(std::move(request), {"neighbor_all_to_all", outputs, async_op, seconds}, issued);
 }
 
 nb::object PythonGroup::broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds) {

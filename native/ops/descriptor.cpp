@@ -16,7 +16,58 @@ uint64_t mix(uint64_t hash, uint64_t word) {
 
 const char* python_name(Dtype dtype) { return dtype == Dtype::kBool ? "Python bool" : "Python int"; }
 
+// A code has a number for each dimension, in digits of 4 bits, the least first: a mark that more follow, and 3 bits.
+constexpr int kDigitBits = 4;
+constexpr uint64_t kDigit = 7;
+constexpr uint64_t kMoreDigits = 8;
+
 }  // namespace
+
+int64_t Mesh::ranks() const {
+  int64_t ranks = 1;
+  for (const int extent : shape_) ranks = ranks > INT32_MAX ? ranks : ranks * extent;
+  return ranks;
+}
+
+int Mesh::neighbor(int rank, size_t dimension, int direction) const {
+  int stride = 1;
+  for (size_t later = dimension + 1; later < shape_.size(); ++later) stride *= shape_[later];
+  const int extent = shape_[dimension];
+  const int coordinate = rank / stride % extent;
+  const int next = coordinate + direction;
+  if ((next < 0 || next >= extent) && !periodic_[dimension]) return -1;
+  return rank + ((next + extent) % extent - coordinate) * stride;
+}
+
+std::optional<uint64_t> Mesh::code() const {
+  uint64_t code = 0;
+  int shift = 0;
+  for (size_t dimension = 0; dimension < shape_.size(); ++dimension) {
+    uint64_t number = uint64_t{static_cast<uint32_t>(shape_[dimension])} * 2 + (periodic_[dimension] ? 1 : 0);
+    for (; number != 0; number >>= 3, shift += kDigitBits) {
+      if (shift == 64) return std::nullopt;
+      code |= ((number & kDigit) | (number > kDigit ? kMoreDigits : 0)) << shift;
+    }
+  }
+  return code;
+}
+
+std::string Mesh::describe(uint64_t code) {
+  std::string shape;
+  std::string periodic;
+  while (code != 0) {
+    uint64_t number = 0;
+    bool has_more = true;
+    for (int bits = 0; has_more && bits < 64; bits += 3, code >>= kDigitBits) {
+      number |= (code & kDigit) << bits;
+      has_more = (code & kMoreDigits) != 0;
+    }
+    shape += (shape.empty() ? "" : ", ") + std::to_string(number / 2);
+    periodic += std::string(periodic.empty() ? "" : ", ") + (number % 2 == 1 ? "True" : "False");
+  }
+  const char* const end = shape.find(',') == std::string::npos ? ",)" : ")";
+  return "shape=(" + shape + end + ", periodic=(" + periodic + end;
+}
 
 Descriptor Descriptor::copied_from(const void* written) {
   std::array<std::byte, sizeof(Descriptor)> bytes;
@@ -52,9 +103,10 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
     return text + " of " + std::to_string(count) + " bytes on a GPU" + (splits != 0 ? sizes : "");
   if (row.input == Arrays::kNone && row.output == Arrays::kNone) return external ? text + " to open a backend" : text;
   if (reduces(op) || of_integers) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
+  if (op == OpKind::kNeighborAllToAll) text += "(" + Mesh::describe(splits) + ")";
   text += row.sizes == Sizes::kPerPair ? " of " : " of " + std::to_string(count) + " ";
   text += of_integers ? python_name(dtype) : dtype_name(dtype);
-  if (splits != 0) {
+  if (splits != 0 && row.sizes != Sizes::kPerPair) {
     const char* const several = on_device ? " in several arrays or another order" : " in several arrays";
     text += (row.sizes == Sizes::kEqual ? several : " in unequal blocks") + sizes;
   }

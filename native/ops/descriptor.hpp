@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtype/dtype.hpp"
@@ -13,6 +15,27 @@ namespace procgroup {
 // For people: "rank 1", or where the group's ranks have other numbers in the job: "rank 3 (rank 1 of the group)".
 // `global_ranks` maps group ranks to global ones; null or empty: they are the same.
 std::string rank_name(int rank, const std::vector<int>* global_ranks);
+
+// A Cartesian mesh of all ranks of a group, in the order of MPI_Cart_create: the last coordinate is the fastest.
+class Mesh {
+ public:
+  // As long as each other; extents are at least 1.
+  Mesh(std::vector<int> shape, std::vector<bool> periodic) : shape_(std::move(shape)), periodic_(std::move(periodic)) {}
+
+  size_t dimensions() const { return shape_.size(); }
+  int64_t ranks() const;
+  // The rank next to another one along a dimension, in that direction (-1 or 1); -1 beyond a border. It may be the rank
+  // itself.
+  int neighbor(int rank, size_t dimension, int direction) const;
+  // The mesh in one word, which is not zero; nothing for a mesh of too many dimensions.
+  std::optional<uint64_t> code() const;
+  // For people: "shape=(2, 3), periodic=(True, False)". Safe for any word.
+  static std::string describe(uint64_t code);
+
+ private:
+  std::vector<int> shape_;
+  std::vector<bool> periodic_;
+};
 
 struct Descriptor {
   uint64_t group = 0;
@@ -37,7 +60,8 @@ struct Descriptor {
   // Elements of the array, or of one block; of all blocks together where they differ by rank (`splits`); zero where
   // they differ by pair, because they are compared by pair.
   uint64_t count = 0;
-  // Of unequal blocks, and of several arrays in one call: a hash of their sizes, never zero.
+  // Of unequal blocks, and of several arrays in one call: a hash of their sizes, never zero. Of an exchange between
+  // neighbours: Mesh::code.
   uint64_t splits = 0;
 
   // A copy of what another rank wrote, and may be writing: every field has a value, if not one that means anything.

@@ -21,12 +21,13 @@ enum class OpKind : uint8_t {
   kScatter,
   kReduceScatter,
   kAllToAll,
+  kNeighborAllToAll,
   kScan,
   kExscan,
   kSend,
   kRecv,
 };
-inline constexpr size_t kOperations = 16;
+inline constexpr size_t kOperations = 17;
 
 // Which ranks give elements, or get them.
 enum class Ranks : uint8_t { kNone, kAll, kRoot, kAllButRoot, kAllButFirst };
@@ -98,6 +99,12 @@ inline constexpr std::array<OperationRow, kOperations> kOperationTable = {{
      .reduces = true,
      .sizes = Sizes::kPerRank},
     {.name = "all_to_all",
+     .givers = Ranks::kAll,
+     .takers = Ranks::kAll,
+     .input = Arrays::kBlocks,
+     .output = Arrays::kBlocks,
+     .sizes = Sizes::kPerPair},
+    {.name = "neighbor_all_to_all",
      .givers = Ranks::kAll,
      .takers = Ranks::kAll,
      .input = Arrays::kBlocks,

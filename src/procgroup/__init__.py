@@ -24,7 +24,9 @@ _NAMES_OF_MODULES = {
     ),
     "api.coalescing": "_CoalescingManager _coalescing_manager all_gather_coalesced all_reduce_coalesced",
     "api.barriers": "monitored_barrier rank_first",
-    "api.collectives": "all_gather all_gather_single all_to_all all_to_all_single barrier broadcast gather scatter",
+    "api.collectives": (
+        "all_gather all_gather_single all_to_all all_to_all_single barrier broadcast gather neighbor_all_to_all scatter"
+    ),
     "api.debugging": "DebugLevel breakpoint get_debug_level set_debug_level set_debug_level_from_env",
     "api.default_group": "GroupMember group",
     "api.deprecated": "_all_gather_base _reduce_scatter_base all_gather_into_tensor reduce_op reduce_scatter_tensor",

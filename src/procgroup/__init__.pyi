@@ -33,6 +33,7 @@ from procgroup.api.collectives import all_to_all_single as all_to_all_single
 from procgroup.api.collectives import barrier as barrier
 from procgroup.api.collectives import broadcast as broadcast
 from procgroup.api.collectives import gather as gather
+from procgroup.api.collectives import neighbor_all_to_all as neighbor_all_to_all
 from procgroup.api.collectives import scatter as scatter
 from procgroup.api.debugging import DebugLevel as DebugLevel
 from procgroup.api.debugging import breakpoint as breakpoint

@@ -192,6 +192,15 @@ class Group:
         async_op: bool,
         timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
+    def neighbor_all_to_all(
+        self,
+        outputs: Sequence[object],
+        inputs: Sequence[object],
+        shape: Sequence[int],
+        periodic: Sequence[bool],
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
+    ) -> Work | None: ...
     def all_reduce(
         self, array: object, op: object, retain: bool, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...

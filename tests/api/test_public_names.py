@@ -114,6 +114,7 @@ _NAMES = """
     is_xccl_available
     isend
     monitored_barrier
+    neighbor_all_to_all
     new_group
     new_subgroups
     new_subgroups_by_enumeration

@@ -229,5 +229,21 @@ def coalesced_calls_do_what_single_ones_do(a: Arrays, rank: int, size: int) -> N
 
 
 @_in(OTHERS)
+def neighbours_on_both_sides_and_a_rank_itself_get_what_is_for_each_side(a: Arrays, rank: int, size: int) -> None:
+    """In a pair of ranks one is the neighbour of the other on both sides, and along the second dimension its own."""
+    pair: Any = [dist.new_group([first, first + 1]) for first in range(0, size - 1, 2)]
+    if rank // 2 == len(pair):
+        return
+    group, other = pair[rank // 2], rank ^ 1
+    for count, async_op in product((1, 700, 100_000), (False, True)):
+        inputs = [a.full(count + side, 10 * rank + side) for side in range(4)]
+        outputs = [a.full(count + (side ^ 1), -1) for side in range(4)]
+        work = dist.neighbor_all_to_all(outputs, inputs, (2, 1), True, group=group, async_op=async_op)
+        assert work is None or work.wait()
+        for side, (output, source) in enumerate(zip(outputs, (other, other, rank, rank), strict=True)):
+            assert a.elements(output).tolist() == [10 * source + (side ^ 1)] * (count + (side ^ 1))
+
+
+@_in(OTHERS)
 def objects_arrive_as_they_were(a: Arrays, rank: int, size: int) -> None:
     play_all_calls()

@@ -29,7 +29,8 @@ PARTS = LIMITS["slots"] + 1.3
 SEGMENTS = 3.3
 """Of a message in many segments: some are received while others are reduced, by turns."""
 
-INPUT_BLOCKS = ("reduce_scatter", "scatter", "all_to_all")
+INPUT_BLOCKS = ("reduce_scatter", "scatter", "all_to_all", "neighbor_all_to_all")
+BY_PAIR = ("all_to_all", "neighbor_all_to_all")
 BLOCKS = (*INPUT_BLOCKS, "gather", "all_gather")
 LARGE = [
     ("int32", "SUM"),
@@ -110,7 +111,7 @@ def _cell(name: str, size: int, number: int, way: Way) -> Cell:
     count = -(-int(way.bytes) // itemsize)
     lengths: tuple[int, ...] = ()
     if way.largest:
-        more = [0] * (size + 1 if name.startswith("all_to_all") and size > 1 else size)
+        more = [0] * (size + 1 if name.removesuffix("_single") in BY_PAIR and size > 1 else size)
         more[2 % size], more[1 % size] = -count, int(way.largest) // itemsize - count
         lengths = tuple(more)
     case = Case(
@@ -138,6 +139,8 @@ def _ways(name: str, hosts: Sequence[int]) -> Iterator[Way]:
         yield Way("without elements", "small", 0)
     elif name == "ring":
         yield from _ways_of_messages(hosts)
+    elif name == "neighbor_all_to_all" and len(hosts) == 1:
+        yield Way("without neighbours", "small", 0)
     else:
         kind = name.removesuffix("_single")
         yield from _small_ways(kind, len(hosts))
@@ -145,19 +148,26 @@ def _ways(name: str, hosts: Sequence[int]) -> Iterator[Way]:
         yield from _ways_between_hosts(name, kind, hosts) if spans_hosts else _ways_in_memory(name, kind, len(hosts))
 
 
+def _given(kind: str, size: int) -> int:
+    """Return how many blocks the rank gives that gives the most."""
+    if kind == "neighbor_all_to_all":
+        return min(size - 1, 2)
+    return size if kind in INPUT_BLOCKS else 1
+
+
 def _small_ways(kind: str, size: int) -> Iterator[Way]:
-    given = size if kind in INPUT_BLOCKS else 1
+    given = _given(kind, size)
     yield Way("nothing", "small", 0)
     yield Way("beside the announcement", "small", LIMITS["inline"] // given // 8 * 8)
     yield Way("in a small area", "small", 500)
 
 
 def _ways_in_memory(name: str, kind: str, size: int) -> Iterator[Way]:
-    given = size if kind in INPUT_BLOCKS else 1
-    lanes = {"scatter": size - 1, "all_to_all": size - 1, "reduce_scatter": size if size > 2 else 1}.get(kind, 1)
+    given = _given(kind, size)
+    lanes = {**dict.fromkeys((*BY_PAIR, "scatter"), size - 1), "reduce_scatter": size if size > 2 else 1}.get(kind, 1)
     part = LIMITS["chunk"] / max(lanes, 1)
     schedule = "blocks" if kind in BLOCKS else "slots"
-    if kind != "all_to_all":  # its buffer table takes a part of the small area
+    if kind not in BY_PAIR:  # their buffer table takes a part of the small area
         yield Way("as much as is small", "small", LIMITS["small"] // given // 8 * 8)
     yield Way("a little more", schedule, LIMITS["small"] // given + 16)
     if OPERATIONS[name].reduces:

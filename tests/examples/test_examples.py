@@ -40,6 +40,7 @@ EXPECTED = {
     "choose_a_store": ["hash: HashStore: .*never set", "file: FileStore: .*never set", "tcp: TCPStore: .*never set"],
     "timeouts_and_options": [r"after 1\.\d s: CollectiveTimeout: recv #\d+ .*rank 0 of 2.*rank 1"],
     "point_to_point": ["rank 0 has 1", "rank 1 has 1", "rank 0 has the image", "rank 1 has the image"],
+    "heat_on_mesh": [r"after 200 steps the warmest cell has \d+\.\d\d degrees, as on one rank"],
     "setup_and_cleanup": [f"rank {rank} of 2 on gloo, started by the launcher" for rank in (0, 1)],
 }
 # Those that need PyTorch.

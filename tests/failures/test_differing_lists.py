@@ -51,6 +51,17 @@ def disagree(many: int) -> dict[str, tuple[Call, Call, str]]:
     def gather_uneven(a: Arrays, counts: list[int]) -> object:
         return dist.all_gather(a.list(*counts), a(counts[dist.get_rank()]))
 
+    def beside(
+        a: Arrays,
+        given: tuple[int, int] = (n, n),
+        taken: tuple[int, int] = (n, n),
+        shape: tuple[int, ...] = (SIZE,),
+        periodic: bool = True,
+        dtype: str = "float64",
+    ) -> object:
+        outputs, inputs = (a.list(*counts * len(shape), dtype=dtype) for counts in (taken, given))
+        return dist.neighbor_all_to_all(outputs, inputs, shape, periodic)
+
     return {
         "gather: size": (gather, lambda a: gather(a, n + 1), str(n + 1)),
         "gather: dtype": (gather, lambda a: gather(a, dtype="int64"), "int64"),
@@ -87,6 +98,17 @@ def disagree(many: int) -> dict[str, tuple[Call, Call, str]]:
         "all_to_all: a size": (equal, lambda a: exchange(a, [n, n, n], [n, n + 3, n]), str(n + 3)),
         "all_to_all: an expected size": (equal, lambda a: exchange(a, [n - 1, n, n], [n, n, n]), str(n - 1)),
         "all_to_all: dtype": (equal, lambda a: equal(a, dtype="int64"), "int64"),
+        "neighbours: a size": (beside, lambda a: beside(a, given=(n, n + 3)), str(n + 3)),
+        "neighbours: an expected size": (beside, lambda a: beside(a, taken=(n - 1, n)), str(n - 1)),
+        "neighbours: dtype": (beside, lambda a: beside(a, dtype="int64"), "int64"),
+        "neighbours: shape": (beside, lambda a: beside(a, shape=(SIZE, 1)), "shape=(3, 1), periodic=(True, True)"),
+        "neighbours: order of extents": (
+            lambda a: beside(a, shape=(1, SIZE)),
+            lambda a: beside(a, shape=(SIZE, 1)),
+            "shape=(1, 3)",
+        ),
+        "neighbours: periodic": (beside, lambda a: beside(a, periodic=False), "periodic=(False,)"),
+        "neighbours against all": (beside, equal, "neighbor_all_to_all(shape=(3,), periodic=(True,)) of float64"),
         "splits: a size": (
             lambda a: equal(a, single=True),
             lambda a: exchange(a, [n, n, n], [n + 1, n - 1, n], single=True),

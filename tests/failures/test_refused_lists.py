@@ -161,6 +161,67 @@ ON_ANY: dict[str, tuple[Call, str]] = {
         lambda a: dist.all_to_all((given := a.list(4, 4, 4))[1:] + given[:1], given),
         "an output overlaps with an input",
     ),
+    "neighbours of another mesh": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4, 4, 4), a.list(4, 4, 4, 4), (2, 2)),
+        r"neighbor_all_to_all on rank {rank}: `shape` \(2, 2\) is a mesh of 4 ranks, but the group has 3",
+    ),
+    "neighbours of no mesh": (
+        lambda a: dist.neighbor_all_to_all([], [], ()),
+        r"neighbor_all_to_all on rank {rank}: `shape` must have one or more extents of at least 1, got \(\)",
+    ),
+    "neighbours along nothing": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4), a.list(4, 4), (-3,)),
+        r"neighbor_all_to_all on rank {rank}: `shape` must have .* at least 1, got \(-3,\)",
+    ),
+    "neighbours along fractions": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4), a.list(4, 4), (3.0,)),  # type: ignore[arg-type]
+        "neighbor_all_to_all on rank {rank}: Expected the extent in `shape` to be an int, got 3.0",
+    ),
+    "neighbours along an int": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4), a.list(4, 4), 3),  # type: ignore[call-overload]
+        "neighbor_all_to_all on rank {rank}: Expected parameter `shape` to be a tuple of int, got 3",
+    ),
+    "neighbours along too many dimensions": (
+        lambda a: dist.neighbor_all_to_all(a.list(*[4] * 34), a.list(*[4] * 34), (3, *[1] * 16)),
+        "neighbor_all_to_all on rank {rank}: `shape` has too many dimensions",
+    ),
+    "neighbours with periods of other dimensions": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4), a.list(4, 4), (3,), (True, False)),
+        "neighbor_all_to_all on rank {rank}: `periodic` has 2 entries, expected 1",
+    ),
+    "neighbours with a period of two": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4), a.list(4, 4), (3,), [2]),  # type: ignore[list-item]
+        "neighbor_all_to_all on rank {rank}: Expected the entries of `periodic` to be bools, got 2",
+    ),
+    "neighbours with a period in words": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4), a.list(4, 4), (3,), "yes"),  # type: ignore[call-overload]
+        "neighbor_all_to_all on rank {rank}: Expected parameter `periodic` to be a bool or a tuple of bool, got 'yes'",
+    ),
+    "neighbours of three sides": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4), a.list(4, 4, 4), (3,), True),
+        "neighbor_all_to_all on rank {rank}: .*`input_tensor_list`.* length 2, one per neighbour, got 3",
+    ),
+    "neighbours without an array": (
+        lambda a: dist.neighbor_all_to_all([None, a()], a.list(4, 4), (3,), True),
+        r"`output_tensor_list\[0\]`",
+    ),
+    "neighbours of two dtypes": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4), [a(), a(4, "float32")], (3,), True),
+        "neighbor_all_to_all on rank {rank}: .*different dtypes: found float64 and float32",
+    ),
+    "neighbours into one array": (
+        lambda a: dist.neighbor_all_to_all([memory := a(), memory], a.list(4, 4), (3,), True),
+        "neighbor_all_to_all on rank {rank}: the outputs overlap",
+    ),
+    "neighbours into an input": (
+        lambda a: dist.neighbor_all_to_all([memory := a(), a()], [memory, a()], (3,), True),
+        "an output overlaps with an input",
+    ),
+    "a neighbour that is the rank itself": (
+        lambda a: dist.neighbor_all_to_all(a.list(4, 4, 4, 4), a.list(4, 4, 4, 5), (3, 1), True),
+        r"`input_tensor_list\[3\]`, which this rank gives to itself, has 5 elements, "
+        r"but `output_tensor_list\[2\]` has 4",
+    ),
     "too few splits": (
         lambda a: dist.all_to_all_single(a(6), a(6), [2, 4], [2, 2, 2]),
         "Number of tensor splits not equal to group size: `output_split_sizes` has 2 entries, expected 3",

@@ -97,6 +97,18 @@ def test_split_sizes_are_ints(sizes: Any) -> None:
     assert checks.splits(sizes, 2, "input_split_sizes", "all_to_all_single", 1) == [1, 2]
 
 
+@pytest.mark.parametrize("shape", [(2, 3), [2, 3], np.array([2, 3]), (np.int64(2), 3)])
+def test_the_shape_of_a_mesh_is_ints(shape: Any) -> None:
+    assert checks.mesh_shape(shape, 6, "neighbor_all_to_all", 0) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("periodic", "flags"), [(True, (True, True)), (0, (False, False)), ([True, False], (True, False)), ((1, 0), (1, 0))]
+)
+def test_each_dimension_of_a_mesh_is_periodic_or_not(periodic: Any, flags: tuple[bool, ...]) -> None:
+    assert checks.periodicity(periodic, 2, "neighbor_all_to_all", 0) == flags
+
+
 @pytest.mark.parametrize("sizes", [None, [], ()])
 def test_no_split_sizes_mean_equal_parts(sizes: Any) -> None:
     assert checks.splits(sizes, 2, "input_split_sizes", "all_to_all_single", 1) is None

@@ -94,6 +94,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "reduce_scatter_single": (ARRAY, ARRAY),
     "all_to_all": ([ARRAY, ARRAY], [ARRAY, ARRAY]),
     "all_to_all_single": (ARRAY, ARRAY),
+    "neighbor_all_to_all": ([ARRAY, ARRAY], [ARRAY, ARRAY], (2,)),
     "barrier": (),
     "all_reduce_coalesced": ([ARRAY],),
     "broadcast_iovecs": (Iovecs([], [], 0), 1.0),

@@ -365,3 +365,62 @@ def all_to_all_single(
     if chosen is None:
         return None
     return chosen.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op, timeout)
+
+
+@overload
+def neighbor_all_to_all(
+    output_tensor_list: Sequence[Array | None],
+    input_tensor_list: Sequence[Array | None],
+    shape: Sequence[int],
+    periodic: bool | Sequence[bool] = False,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+@overload
+def neighbor_all_to_all(
+    output_tensor_list: Sequence[Array | None],
+    input_tensor_list: Sequence[Array | None],
+    shape: Sequence[int],
+    periodic: bool | Sequence[bool] = False,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+@overload
+def neighbor_all_to_all(
+    output_tensor_list: Sequence[Array | None],
+    input_tensor_list: Sequence[Array | None],
+    shape: Sequence[int],
+    periodic: bool | Sequence[bool] = False,
+    group: Group = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+def neighbor_all_to_all(
+    output_tensor_list: Sequence[Array | None],
+    input_tensor_list: Sequence[Array | None],
+    shape: Sequence[int],
+    periodic: bool | Sequence[bool] = False,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Exchange arrays with the neighbours of this rank on a Cartesian mesh of all ranks of the group.
+
+    The ranks are the elements of an array of ``shape``, in C order, as in MPI_Cart_create and in a DeviceMesh.
+    ``input_tensor_list[2 * d]`` goes to the rank before this one along dimension ``d``, and
+    ``input_tensor_list[2 * d + 1]`` to the rank behind it; what these send comes into the same places of
+    ``output_tensor_list``. That is the order of MPI_Neighbor_alltoall (MPI 4.1, section 8.6.2). ``periodic`` is a
+    bool, or one for each dimension: whether the last rank is the neighbour of the first. At a border without a
+    neighbour the arrays are not used, and may be None.
+
+    All arrays have one dtype; the sizes may all differ, where what one rank sends is as large as what the other
+    expects. Raises ArgumentError unless ``shape`` has as many elements as the group has ranks; ValueError unless
+    the lists have two arrays for each dimension; CollectiveMismatch on every rank, changing nothing, when shape,
+    periodicity, dtype or sizes do not fit.
+    """
+    chosen = choose(group, "neighbor_all_to_all")
+    if chosen is None:
+        return None
+    return chosen.neighbor_all_to_all(output_tensor_list, input_tensor_list, shape, periodic, async_op, timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -134,3 +135,45 @@ def splits(sizes: Any, size: int, name: str, op: str, rank: int) -> list[int] | 
     if max(rows) > sys.maxsize:
         raise ArgumentError(f"{where}`{name}` must not have entries of more than {sys.maxsize}, got {rows}.")
     return rows
+
+
+def mesh_shape(shape: Any, size: int, op: str, rank: int) -> tuple[int, ...]:
+    """Return the extents of a Cartesian mesh of all ``size`` ranks.
+
+    Raises TypeError unless it is a sequence of ints, ArgumentError unless they are positive and multiply to ``size``.
+    """
+    where = f"{op} on rank {rank}: "
+    if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
+        raise TypeError(f"{where}Expected parameter `shape` to be a tuple of int, got {shape!r}.")
+    extents = tuple(as_index(extent, "extent in `shape`", where) for extent in shape)
+    if not extents or min(extents) < 1:
+        raise ArgumentError(f"{where}`shape` must have one or more extents of at least 1, got {extents}.")
+    if (ranks := math.prod(extents)) != size:
+        raise ArgumentError(f"{where}`shape` {extents} is a mesh of {ranks} ranks, but the group has {size}.")
+    return extents
+
+
+def periodicity(periodic: Any, dimensions: int, op: str, rank: int) -> tuple[bool, ...]:
+    """Return for each dimension of a mesh whether its last rank is the neighbour of its first.
+
+    Raises TypeError unless it is one bool or a sequence of bools, ArgumentError unless it has one per dimension.
+    """
+    if _is_bool(periodic):
+        return (bool(periodic),) * dimensions
+    where = f"{op} on rank {rank}: "
+    if isinstance(periodic, (str, bytes)) or not isinstance(periodic, Iterable):
+        raise TypeError(f"{where}Expected parameter `periodic` to be a bool or a tuple of bool, got {periodic!r}.")
+    flags = tuple(periodic)
+    for flag in flags:
+        if not _is_bool(flag):
+            raise TypeError(f"{where}Expected the entries of `periodic` to be bools, got {flag!r}.")
+    if len(flags) != dimensions:
+        raise ArgumentError(
+            f"{where}`periodic` has {len(flags)} entries, expected {dimensions}, one per dimension of `shape`."
+        )
+    return tuple(map(bool, flags))
+
+
+def _is_bool(value: Any) -> bool:
+    """Return whether it is a bool, or 0 or 1, as MPI has them."""
+    return isinstance(value, int) and value in (0, 1)

@@ -221,3 +221,57 @@ class Collectives:
         output_splits = checks.splits(output_splits, self._size, "output_split_sizes", "all_to_all_single", self._rank)
         input_splits = checks.splits(input_splits, self._size, "input_split_sizes", "all_to_all_single", self._rank)
         return self.calls.all_to_all_single(output, array, output_splits, input_splits, async_op, timeout)
+
+    @overload
+    def neighbor_all_to_all(
+        self,
+        outputs: Sequence[Array | None],
+        inputs: Sequence[Array | None],
+        shape: Sequence[int],
+        periodic: bool | Sequence[bool] = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> None: ...
+    @overload
+    def neighbor_all_to_all(
+        self,
+        outputs: Sequence[Array | None],
+        inputs: Sequence[Array | None],
+        shape: Sequence[int],
+        periodic: bool | Sequence[bool] = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work: ...
+    @overload
+    def neighbor_all_to_all(
+        self,
+        outputs: Sequence[Array | None],
+        inputs: Sequence[Array | None],
+        shape: Sequence[int],
+        periodic: bool | Sequence[bool] = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work | None: ...
+    def neighbor_all_to_all(
+        self,
+        outputs: Sequence[Array | None],
+        inputs: Sequence[Array | None],
+        shape: Sequence[int],
+        periodic: bool | Sequence[bool] = False,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Exchange arrays with the ranks next to this one on a Cartesian mesh.
+
+        ``inputs[2 * d]`` goes to the neighbour before this rank along dimension ``d``, ``inputs[2 * d + 1]`` to the one
+        behind it, and what they send comes into the same places of ``outputs``.
+        """
+        shape = checks.mesh_shape(shape, self._size, "neighbor_all_to_all", self._rank)
+        outputs = checks.array_list(
+            outputs, 2 * len(shape), "output_tensor_list", "neighbor_all_to_all", self._rank, "neighbour"
+        )
+        inputs = checks.array_list(
+            inputs, 2 * len(shape), "input_tensor_list", "neighbor_all_to_all", self._rank, "neighbour"
+        )
+        periodic = checks.periodicity(periodic, len(shape), "neighbor_all_to_all", self._rank)
+        return self.calls.neighbor_all_to_all(outputs, inputs, shape, periodic, async_op, timeout)
