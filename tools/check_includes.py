@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
-PACKAGES = re.findall(r"^\s*add_subdirectory\((\w+)\)", (NATIVE / "CMakeLists.txt").read_text(), re.MULTILINE)
+CMAKE = (NATIVE / "CMakeLists.txt").read_text()
+ENGINE = re.findall(r"set\(PACKAGES (.+)\)", CMAKE)[0].split()
+PACKAGES = ENGINE + re.findall(r"add_subdirectory\((\w+)\)", CMAKE)
 
 
 def main() -> int:
