@@ -7,8 +7,6 @@
 // appears, the request moves to the list of its next missing key, or is answered. Lists are served in order of
 // arrival, which makes queue_pop fair. A request that another key ends too (kGetUnless) is also registered under that
 // key; if all of its own keys exist by then, their values are the answer.
-//
-// table.cpp runs requests; table_waits.cpp keeps and ends those that wait.
 #pragma once
 
 #include <deque>
