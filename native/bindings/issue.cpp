@@ -45,7 +45,7 @@ nb::object PythonGroup::issue(Request&& request, const Options& options, std::sh
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
   return adopt(options, std::move(issued),
-               [&] { return group_->calls().start(std::move(request), options.seconds, language); });
+               [&] { return group_->calls().start(std::move(request), options.seconds, &language); });
 }
 
 void PythonGroup::move_by_backend(Request& request, Issued& issued, std::vector<ArrayView> arrays, uint64_t tag) const {
@@ -91,7 +91,7 @@ nb::object PythonGroup::issue_on_device(Request&& request, const Options& option
   request.task = staged;
   nb::object work = adopt(options, std::move(issued), [&] {
     PythonRuntime language(engine_->rank_threads());
-    return group_->calls().start(std::move(request), options.seconds, language);
+    return group_->calls().start(std::move(request), options.seconds, &language);
   });
   if (options.async_op) return work;
   nb::cast<Work&>(work).wait_as_blocking();
@@ -150,7 +150,7 @@ nb::object PythonGroup::issue_to_nccl(Request&& request, const Options& options,
       task->queue_later();
     }
     PythonRuntime language(engine_->rank_threads());
-    return group_->calls().start(std::move(request), options.seconds, language);
+    return group_->calls().start(std::move(request), options.seconds, &language);
   };
   if (options.async_op) return adopt(options, std::move(issued), start);
   begin(issued, start);
@@ -182,7 +182,7 @@ nb::object PythonGroup::capture(Request&& request, const Options& options, std::
   }
   nb::object work = adopt(options, issued, [&] {
     PythonRuntime language(engine_->rank_threads());
-    return group_->calls().start(std::move(request), options.seconds, language);
+    return group_->calls().start(std::move(request), options.seconds, &language);
   });
   nb::cast<Work&>(work).wait_as_blocking();
   const Descriptor call = issued->operation->call();
@@ -260,7 +260,7 @@ void PythonGroup::register_memories(OpKind op, std::vector<std::shared_ptr<NcclM
   }
   nb::object work = adopt({op_name(op), nb::none(), false, seconds}, std::make_shared<Issued>(), [&] {
     PythonRuntime language(engine_->rank_threads());
-    return group_->calls().start(std::move(request), seconds, language);
+    return group_->calls().start(std::move(request), seconds, &language);
   });
   nb::cast<Work&>(work).wait_as_blocking();
 }

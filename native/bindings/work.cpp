@@ -96,8 +96,7 @@ bool Work::wait_for(const Issued& issued, GroupOperation& operation, Deadline de
   if (!operation.is_completed()) require_outside_transfer("wait");
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
-  bool interrupted = false;
-  const CallQueue::Outcome outcome = group_->calls().await(operation, deadline, language, interrupted);
+  const CallQueue::Outcome outcome = group_->calls().await(operation, deadline, language);
   language.rethrow();
   if (!outcome.has_completed) return false;
   const Failure* const failure = outcome.failure ? &*outcome.failure : issued.failure();  // of its work on a device

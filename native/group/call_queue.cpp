@@ -39,8 +39,8 @@ void CallQueue::run(Request& request, double seconds, LanguageRuntime& language)
   require_usable(request.descriptor);
   const bool waits = !is_ready(request) || (request.after_device_work && group_.devices().has_collectives());
   const bool idle = queued_.load(std::memory_order_acquire) == 0 && !waits;
-  if (!idle || busy_.exchange(true, std::memory_order_acquire)) return run_queued(request, seconds, language);
-  const Turn turn(*this);
+  if (!idle || busy_.exchange(true, std::memory_order_acquire)) return complete(*start(request, seconds), language);
+  const std::unique_ptr<CallQueue, FinishTurn> turn(this);
   number(request.descriptor);
   Recording recording(group_.engine().recorder(), request.descriptor, request.source);
   if (request.before) {
@@ -78,37 +78,32 @@ std::shared_ptr<GroupOperation> CallQueue::conclude(const Request& request, cons
   return is_queued ? group_.devices().follow(made, request.task, seconds, request.is_unawaited, recording) : nullptr;
 }
 
-void CallQueue::run_queued(const Request& request, double seconds, LanguageRuntime& language) {
-  const std::shared_ptr<GroupOperation> operation = start(request, seconds);
-  bool interrupted = false;
-  const std::optional<Failure> failure = await(*operation, Deadline::never(), language, interrupted).failure;
-  if (interrupted) {
-    end_interrupted(*operation, language);
-    throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation->call()};
+void CallQueue::complete(GroupOperation& operation, LanguageRuntime& language) {
+  const Outcome outcome = await(operation, Deadline::never(), language);
+  if (outcome.is_interrupted) {
+    end_interrupted(operation, language);
+    throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation.call()};
   }
-  if (failure) throw group_.end().reported(*failure, numbered(operation->call()));
+  if (outcome.failure) throw group_.end().reported(*outcome.failure, numbered(operation.call()));
 }
 
-std::shared_ptr<GroupOperation> CallQueue::start(Request request, double seconds) {
+std::shared_ptr<GroupOperation> CallQueue::start(Request request, double seconds, LanguageRuntime* language) {
+  // A group of one rank waits for nobody: its calls complete when they are issued.
+  const bool runs_along = language != nullptr && (!group_.engine().policy().core_to_spare || group_.size() == 1) &&
+                          queued_.load(std::memory_order_acquire) == 0;
   const bool is_light = request.descriptor.on_device;
   auto [operation, is_first] = enqueue(std::move(request), seconds);
-  leave_to_progress_thread(*operation, !is_light || (is_first && announce(*operation)));
-  return operation;
-}
-
-std::shared_ptr<GroupOperation> CallQueue::start(Request request, double seconds, LanguageRuntime& language) {
-  // A group of one rank waits for nobody: its calls complete when they are issued.
-  const bool leaves_it =
-      (group_.engine().policy().core_to_spare && group_.size() > 1) || queued_.load(std::memory_order_acquire) != 0;
-  if (leaves_it && !request.descriptor.on_device) return start(std::move(request), seconds);
-  auto [operation, is_first] = enqueue(std::move(request), seconds);
-  const Released released(language);
+  std::optional<Released> released;
+  if (language != nullptr && (runs_along || is_light)) released.emplace(*language);
   bool wakes = true;
-  if (leaves_it)
-    wakes = is_first && announce(*operation);
-  else
+  if (runs_along)
     run_along(*operation);
-  leave_to_progress_thread(*operation, wakes);
+  else if (is_light)
+    wakes = is_first && announce(*operation);
+  if (!operation->is_completed()) {
+    group_.engine().progress().notify();
+    if (wakes) group_.engine().kick();
+  }
   return std::move(operation);
 }
 
@@ -139,20 +134,14 @@ void CallQueue::run_along(const GroupOperation& operation) {
 
 // With the operation, whether nothing was queued before it.
 std::pair<std::shared_ptr<GroupOperation>, bool> CallQueue::enqueue(Request request, double seconds) {
-  auto operation = std::make_shared<QueuedCall>(group_, std::move(request), seconds);
   const std::lock_guard lock(mutex_);
   // Under the mutex: what is queued after leave() would never end.
-  require_usable(operation->call(), queue_.empty() ? nullptr : queue_.back().get());
-  operation->record();
+  require_usable(request.descriptor, queue_.empty() ? nullptr : queue_.back().get());
+  identify(request.descriptor);
+  auto operation = std::make_shared<CollectiveOperation>(group_, std::move(request), seconds);
   queue_.push_back(operation);
   const bool is_first = queued_.fetch_add(1, std::memory_order_seq_cst) == 0;
   return {std::move(operation), is_first};
-}
-
-void CallQueue::leave_to_progress_thread(const GroupOperation& operation, bool wakes) {
-  if (operation.is_completed()) return;
-  group_.engine().progress().notify();
-  if (wakes) group_.engine().kick();
 }
 
 void CallQueue::finish_turn() {
@@ -205,9 +194,13 @@ void CallQueue::end_with(const GroupOperation& operation, const Failure& failure
   group_.end().break_with(failure, numbered(operation.call()));
 }
 
-void CallQueue::number(Descriptor& call) {
+void CallQueue::identify(Descriptor& call) const {
   call.group = group_.id();
   call.ordered = ordered_ && reduces(call.op);
+}
+
+void CallQueue::number(Descriptor& call) {
+  identify(call);
   call.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
@@ -241,7 +234,7 @@ std::optional<Descriptor> CallQueue::first_unawaited() {
   std::shared_ptr<GroupOperation> first = group_.devices().first_collective();
   if (!first && !queue_.empty()) first = queue_.front();
   if (!first || !first->is_unawaited()) return std::nullopt;
-  return numbered(first->call_so_far());
+  return numbered(first->call());
 }
 
 Descriptor CallQueue::numbered(Descriptor call) const {
@@ -273,8 +266,7 @@ void CallQueue::break_with_unseen() {
 
 // The progress thread, which advances the operation, too, examines it for everything but deadlocks: only a thread that
 // waits can be part of one.
-CallQueue::Outcome CallQueue::await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language,
-                                    bool& interrupted) {
+CallQueue::Outcome CallQueue::await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language) {
   Engine& engine = group_.engine();
   Watch& watch = group_.watch();
   DeadlockDetector detector(engine, std::min(operation.seconds(), deadline.remaining_seconds()),
@@ -285,15 +277,15 @@ CallQueue::Outcome CallQueue::await(GroupOperation& operation, Deadline deadline
     return watch.unless_failed(operation, operation.call(), std::move(found));
   };
   const auto look = [&](const Operation&) { return watch.find_deadlock(detector, operation, awaited, language); };
-  WaitPolicy policy = engine.policy().for_bytes(operation.bytes());
+  WaitPolicy policy = engine.policy().for_bytes(operation.call().bytes());
   policy.is_helping = true;
   if (poll(operation, policy) != Progress::kDone) {
     const Released released(language);
     const Operation::Awaiting awaiting(operation);
     WaitBudget budget(policy, deadline);
     std::optional<Failure> end = wait(operation, budget, engine, language, std::cref(look));
-    interrupted = end && end->kind == Failure::Kind::kInterrupted;
-    if (interrupted || (end && end->kind == Failure::Kind::kTimeout)) return {};
+    if (end && end->kind == Failure::Kind::kInterrupted) return {.is_interrupted = true};
+    if (end && end->kind == Failure::Kind::kTimeout) return {};
     if (end) give_up(operation, *std::move(end));
   }
   if (operation.failure() == nullptr) return {.has_completed = true};
@@ -324,7 +316,7 @@ bool CallQueue::is_empty() const {
 // Queued calls count, because another rank may have seen the agreement on them already.
 bool CallQueue::has_device_calls() const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(queue_, [](const auto& one) { return one->call_so_far().on_device; });
+  return std::ranges::any_of(queue_, [](const auto& one) { return one->call().on_device; });
 }
 
 int64_t CallQueue::longest_sleep_ns() const {

@@ -34,18 +34,21 @@ class CallQueue {
 
   // Blocking, for at most that many seconds. Throws OperationFailed.
   void run(Request& request, double seconds, LanguageRuntime& language);
-  // Asynchronous. With a host, whose lock is held, the caller's thread runs the call itself as long as that moves,
+  // Asynchronous. With a language, whose lock is held, the caller's thread runs the call itself as long as that moves,
   // where there is no core to spare for the progress thread: to wake it would take the caller's core away. Without one,
   // or with a core to spare, it only announces a call whose bytes a device moves.
-  std::shared_ptr<GroupOperation> start(Request request, double seconds);
-  std::shared_ptr<GroupOperation> start(Request request, double seconds, LanguageRuntime& language);
-  // Wait in this thread for an operation of this group, at most until `deadline`; whether it has completed. Return what
-  // has made it fail, which is a deadlock where this wait was part of one.
+  std::shared_ptr<GroupOperation> start(Request request, double seconds, LanguageRuntime* language = nullptr);
+  // Wait in this thread for an operation of this group, at most until `deadline`; whether it has completed, or a
+  // signal's handler has ended the wait. Return what has made it fail, which is a deadlock where this wait was part of
+  // one.
   struct Outcome {
     bool has_completed = false;
+    bool is_interrupted = false;
     std::optional<Failure> failure{};
   };
-  Outcome await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language, bool& interrupted);
+  Outcome await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language);
+  // Wait as a blocking call does. Throws OperationFailed.
+  void complete(GroupOperation& operation, LanguageRuntime& language);
   // A signal's handler has ended the wait of a blocking call: end the group, and wait for the end of the call.
   void end_interrupted(GroupOperation& operation, LanguageRuntime& language);
 
@@ -82,25 +85,17 @@ class CallQueue {
   [[nodiscard]] std::unique_lock<std::mutex> hold() { return std::unique_lock(driving_); }
 
  private:
-  // The right to run a call in the caller's thread; given back at the end of the scope.
-  class Turn {
-   public:
-    explicit Turn(CallQueue& calls) : calls_(calls) {}
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-    ~Turn() { calls_.finish_turn(); }
-
-   private:
-    CallQueue& calls_;
+  // At the end of the scope in which the caller's thread may run a call.
+  struct FinishTurn {
+    void operator()(CallQueue* calls) const { calls->finish_turn(); }
   };
 
   // End an operation of the group from the thread that waits for it; one of the queue is at its head.
   void give_up(GroupOperation& operation, Failure failure);
-  void run_queued(const Request& request, double seconds, LanguageRuntime& language);
   std::pair<std::shared_ptr<GroupOperation>, bool> enqueue(Request request, double seconds);
+  void identify(Descriptor& call) const;
   void run_along(const GroupOperation& operation);
   bool announce(GroupOperation& operation);
-  void leave_to_progress_thread(const GroupOperation& operation, bool wakes);
   Progress advance_head(const GroupOperation* own);
   void finish_turn();
   bool has_turn(const GroupOperation& operation);  // with driving_

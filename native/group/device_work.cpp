@@ -73,32 +73,27 @@ bool DeviceWork::has_collectives() {
 Progress DeviceWork::advance() {
   if (!is_used_.load(std::memory_order_acquire)) return Progress::kDone;
   Progress progress = follow_replays() ? Progress::kWaiting : Progress::kDone;
-  std::vector<std::shared_ptr<GroupOperation>> completed;  // which may run Python when they end
-  std::vector<std::pair<OpKind, int>> keys;
+  std::vector<std::pair<Key, std::shared_ptr<GroupOperation>>> firsts;  // let go of without the mutex, as above
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [key, queue] : queues_)
-      if (!queue.empty()) keys.push_back(key);
+      if (!queue.empty()) firsts.emplace_back(key, queue.front());
   }
-  for (const auto& key : keys) {
-    for (;;) {
-      std::shared_ptr<GroupOperation> first;
+  for (auto& [key, first] : firsts) {
+    while (first && first->advance() == Progress::kDone) {
+      std::shared_ptr<GroupOperation> next;
       {
         const std::lock_guard lock(mutex_);
         auto& queue = queues_[key];
-        if (!completed.empty() && !queue.empty() && queue.front() == completed.back()) queue.pop_front();
-        if (queue.empty()) break;
-        first = queue.front();
+        queue.pop_front();
+        if (!queue.empty()) next = queue.front();
       }
-      if (first->advance() != Progress::kDone) {
-        if (progress == Progress::kDone) progress = Progress::kWaiting;
-        break;
-      }
+      first = std::move(next);
       progress = Progress::kMoved;
-      completed.push_back(std::move(first));
     }
+    if (first) progress = std::max(progress, Progress::kWaiting);
   }
-  if (!completed.empty()) group_.engine().completed();
+  if (progress == Progress::kMoved) group_.engine().completed();
   return progress;
 }
 

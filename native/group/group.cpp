@@ -137,14 +137,6 @@ void Group::leave() {
   engine_.completed();
 }
 
-Progress Group::advance_pending() {
-  const Progress queue = calls_.advance();
-  const Progress messages = messages_.advance();
-  const Progress devices = devices_.advance();
-  const auto is_any = [&](Progress one) { return queue == one || messages == one || devices == one; };
-  return is_any(Progress::kMoved)     ? Progress::kMoved
-         : is_any(Progress::kWaiting) ? Progress::kWaiting
-                                      : Progress::kDone;
-}
+Progress Group::advance_pending() { return std::max({calls_.advance(), messages_.advance(), devices_.advance()}); }
 
 }  // namespace procgroup

@@ -7,8 +7,8 @@
 //       ├───── MessageQueue   messages, which have an order of their own per peer and tag
 //       └───── DeviceWork     what calls have queued on a device
 //
-// Lock order: the progress thread's pass_, then CallQueue's driving_, then an operation's own (advancing_, looking_),
-// then the mutex of CallQueue, of DeviceWork or MessageQueue, of the engine's messages, and of GroupEnd.
+// Lock order: the progress thread's pass_, then CallQueue's driving_, then an operation's advancing_, then
+// the mutex of CallQueue, of DeviceWork or MessageQueue, of the engine's messages, and of GroupEnd.
 #pragma once
 
 #include <optional>

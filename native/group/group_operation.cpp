@@ -19,34 +19,31 @@ MessageKey acceptance_key(uint64_t group, uint64_t number) { return {~group, num
 
 }  // namespace
 
+Descriptor GroupOperation::call() const {
+  Descriptor call = call_;
+  call.sequence = number_.load(std::memory_order_relaxed);
+  return call;
+}
+
+void GroupOperation::end_group(const Failure& failure, bool is_unawaited) {
+  group_.end().keep_unreported(failure, call_, is_unawaited);
+  group_.end().break_with(failure, call_);
+}
+
 void GroupOperation::watch() {
   watched_.store(true, std::memory_order_relaxed);
   group_.engine().progress().notify();
   group_.engine().kick();  // it may sleep longer than work on a device should wait for a look
 }
 
-QueuedCall::QueuedCall(Group& group, Request request, double seconds)
-    : GroupOperation(group, request.descriptor.bytes(), seconds),
+CollectiveOperation::CollectiveOperation(Group& group, Request request, double seconds)
+    : GroupOperation(group, request.descriptor, seconds, request.is_unawaited),
       request_(std::move(request)),
-      issued_(request_.descriptor),
       is_polling_(request_.task != nullptr) {
-  if (request_.is_unawaited) set_unawaited();
+  recording_.emplace(Recording::issued(group_.engine().recorder(), call_, request_.source));
 }
 
-void QueuedCall::record() {
-  Descriptor call = request_.descriptor;
-  call.group = group_.id();
-  recording_.emplace(Recording::issued(group_.engine().recorder(), call, request_.source));
-}
-
-Descriptor QueuedCall::call_so_far() const {
-  Descriptor call = issued_;
-  call.group = group_.id();
-  call.sequence = number_;
-  return call;
-}
-
-Progress QueuedCall::advance() {
+Progress CollectiveOperation::advance() {
   if (is_completed()) return Progress::kDone;
   if (!running_) {
     if (request_.after_device_work && group_.devices().has_collectives()) return Progress::kWaiting;
@@ -62,7 +59,7 @@ Progress QueuedCall::advance() {
     }
     if (awaits_arrays_) return Progress::kWaiting;
     group_.calls().number(request_.descriptor);
-    number_ = request_.descriptor.sequence;
+    set_number(request_.descriptor.sequence);
     recording_->start(request_.descriptor);
     if (request_.before) request_.before();
     running_.emplace(*group_.members().state(), request_);
@@ -77,7 +74,7 @@ Progress QueuedCall::advance() {
   return Progress::kDone;
 }
 
-void QueuedCall::end(const Failure* failure) {
+void CollectiveOperation::end(const Failure* failure) {
   if (!device_work()) recording_->end(failure);
   std::optional<Failure> own;
   if (failure != nullptr) own = group_.watch().present(*failure);
@@ -86,15 +83,15 @@ void QueuedCall::end(const Failure* failure) {
 }
 
 // Once it has been numbered.
-std::optional<Awaited> QueuedCall::awaited() {
+std::optional<Awaited> CollectiveOperation::awaited() {
   const std::unique_lock held = group_.calls().hold();
   return running_ && !is_completed() ? std::optional(group_.watch().awaited(*running_, request_.descriptor))
                                      : std::nullopt;
 }
 
-std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
+std::vector<int> CollectiveOperation::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
 
-void QueuedCall::give_up(Failure failure) {
+void CollectiveOperation::give_up(Failure failure) {
   if (running_) {
     running_->give_up(std::move(failure));
     failure = *running_->failure();
@@ -107,11 +104,9 @@ void QueuedCall::give_up(Failure failure) {
 }
 
 MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
-    : GroupOperation(group, request.count * dtype_size(request.dtype), seconds),
+    : GroupOperation(group, group.messages().describe(request), seconds, request.is_unawaited),
       request_(request),
-      call_(group.messages().describe(request)),
       header_{request.count, static_cast<uint64_t>(request.dtype), call_.sequence} {
-  if (request.is_unawaited) set_unawaited();
   if (request.peer != kAnySource) return;
   for (const int member : group.world_ranks())
     if (member != group.engine().rank()) sources_.push_back(member);
@@ -150,7 +145,8 @@ Progress MessageOperation::advance_transfer(bool& looks) {
     conclude();
     lock.unlock();
     // The sender has begun to move what this receive refuses.
-    if (is_external() && failure() != nullptr && failure()->kind == Failure::Kind::kMismatch) end_group(*failure());
+    if (is_external() && failure() != nullptr && failure()->kind == Failure::Kind::kMismatch)
+      end_group(*failure(), is_unawaited());
     return is_completed() ? Progress::kDone : Progress::kMoved;
   }
   return moved ? Progress::kMoved : Progress::kWaiting;
@@ -185,7 +181,7 @@ Progress MessageOperation::advance_task() {
   if (!is_done && !failure) return Progress::kWaiting;
   if (!device_work()) recording_->end(failure ? &*failure : nullptr);
   if (failure) {
-    end_group(*failure);
+    end_group(*failure, is_unawaited());
     fail(*std::move(failure));
     return Progress::kDone;
   }
@@ -337,16 +333,11 @@ void MessageOperation::give_up(Failure failure) {
   Failure ended = failure;
   fail(std::move(failure));
   lock.unlock();
-  if (has_begun) end_group(ended);
-}
-
-void MessageOperation::end_group(const Failure& failure) {
-  group_.end().keep_unreported(failure, call_, is_unawaited());
-  group_.end().break_with(failure, call_);
+  if (has_begun) end_group(ended, is_unawaited());
 }
 
 Progress DeviceOperation::advance() {
-  const std::unique_lock lock(looking_, std::try_to_lock);
+  const std::unique_lock lock(advancing_, std::try_to_lock);
   if (!lock) {  // another thread looks, and may have done so before the end for which the caller asks
     std::this_thread::yield();
     return Progress::kMoved;
@@ -357,7 +348,7 @@ Progress DeviceOperation::advance() {
   const auto look = [&] { is_done = task_->test(ignored) != Task::State::kQueued; };
   if (const std::optional<Failure> failure = failure_of(look)) {
     if (group_.end().is_completed()) return Progress::kWaiting;  // a consequence: examine_pending() has the cause
-    end_group(*failure);
+    fail_with_group(*failure);
     return Progress::kDone;
   }
   // An abort also makes the device finish. That is a failure, which examine_pending() reports.
@@ -367,19 +358,18 @@ Progress DeviceOperation::advance() {
 }
 
 void DeviceOperation::give_up(Failure failure) {
-  const std::lock_guard lock(looking_);
+  const std::lock_guard lock(advancing_);
   if (is_completed()) return;
   if (failure.kind == Failure::Kind::kTimeout && !is_replay())
     failure.reason = "the work that it has started on its GPU, which may wait for any of the other ranks";
   failure = group_.watch().present(std::move(failure));
   failure.wrote = true;
-  end_group(failure);
+  fail_with_group(failure);
 }
 
 // Also of an asynchronous call: a wait for it may have succeeded already, when the ranks had agreed.
-void DeviceOperation::end_group(const Failure& failure) {
-  group_.end().keep_unreported(failure, call_, true);
-  group_.end().break_with(failure, call_);
+void DeviceOperation::fail_with_group(const Failure& failure) {
+  end_group(failure, true);
   end(&failure);
 }
 

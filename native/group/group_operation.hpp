@@ -39,21 +39,22 @@ struct MessageRequest {
   bool on_device = false;
 };
 
-// An operation of a group that may outlive the call which issued it.
+// An operation of a group that may outlive the call which issued it: the call, its deadline and its record.
 class GroupOperation : public Operation {
  public:
-  // `bytes`: that the call moves, as far as a thread that waits for it needs to know.
-  GroupOperation(Group& group, size_t bytes, double seconds)
-      : group_(group), bytes_(bytes), seconds_(seconds), budget_(WaitPolicy{}, Deadline::after(seconds)) {}
+  GroupOperation(Group& group, const Descriptor& call, double seconds, bool is_unawaited)
+      : group_(group),
+        call_(call),
+        seconds_(seconds),
+        number_(call.sequence),
+        unawaited_(is_unawaited),
+        budget_(WaitPolicy{}, Deadline::after(seconds)) {}
 
-  Group& group() const { return group_; }
-  size_t bytes() const { return bytes_; }
+  // From any thread; a collective has no number before its turn.
+  Descriptor call() const;
   double seconds() const { return seconds_; }
   Deadline deadline() const { return budget_.deadline(); }
-  virtual Descriptor call() const = 0;
   virtual int source() const { return -1; }  // completed receives: the sender's group rank
-  // As call(), from any thread, also while another one gives the call its number.
-  virtual Descriptor call_so_far() const { return call(); }
   // No caller waits for it: see Request. A caller that has taken the stream on which it is queued does not, either.
   void set_unawaited() { unawaited_.store(true, std::memory_order_relaxed); }
   bool is_unawaited() const { return unawaited_.load(std::memory_order_relaxed); }
@@ -78,16 +79,22 @@ class GroupOperation : public Operation {
   bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
 
  protected:
-  Group& group_;
-  const size_t bytes_;
-  const double seconds_;
-
+  void set_number(uint64_t number) { number_.store(number, std::memory_order_relaxed); }
   void queue(std::shared_ptr<GroupOperation> device_work) { device_work_ = std::move(device_work); }
+  // The operation fails, and the group ends with it.
+  void end_group(const Failure& failure, bool is_unawaited);
+
+  Group& group_;
+  const Descriptor call_;  // as it was issued
+  const double seconds_;
+  std::optional<Recording> recording_;
+  std::mutex advancing_;  // held to advance a task; taken before the mutex of messages
 
  private:
   std::shared_ptr<GroupOperation> device_work_;
+  std::atomic<uint64_t> number_;
   std::atomic<bool> watched_{false};
-  std::atomic<bool> unawaited_{false};
+  std::atomic<bool> unawaited_;
   WaitBudget budget_;
   WaitReport wait_report_;
 };
@@ -103,18 +110,14 @@ inline std::optional<Failure> failure_of(const std::function<void()>& step) {
 }
 
 // A collective that is numbered and started when all earlier ones have completed.
-class QueuedCall final : public GroupOperation {
+class CollectiveOperation final : public GroupOperation {
  public:
-  QueuedCall(Group& group, Request request, double seconds);
-
   // It is issued now.
-  void record();
+  CollectiveOperation(Group& group, Request request, double seconds);
 
   Progress advance() override;
   Progress help() override { return is_completed() ? Progress::kDone : Progress::kWaiting; }
   std::vector<int> missing() const override;
-  Descriptor call() const override { return request_.descriptor; }
-  Descriptor call_so_far() const override;
   void give_up(Failure failure) override;
   uint64_t moved() const override { return running_ ? running_->moved() : 0; }
   int64_t longest_sleep_ns() const override { return is_polling_ ? request_.task->longest_sleep_ns() : kAnySleepNs; }
@@ -126,9 +129,6 @@ class QueuedCall final : public GroupOperation {
   void end(const Failure* failure);
 
   Request request_;
-  const Descriptor issued_;          // before its turn
-  std::atomic<uint64_t> number_{0};  // from its turn on
-  std::optional<Recording> recording_;
   std::optional<CollectiveCall> running_;
   bool awaits_arrays_ = false;    // its turn has come, and it is not ready
   std::atomic<bool> is_polling_;  // its task, until that is ready, and while that moves its bytes
@@ -148,7 +148,6 @@ class MessageOperation final : public GroupOperation {
   // As advance(). Looks at what has come only where `looks` is set, and clears it when there was nothing.
   Progress advance(bool& looks);
   std::vector<int> missing() const override;
-  Descriptor call() const override { return call_; }
   int source() const override;
   // Nothing once a message was matched, or from any source.
   std::optional<Awaited> awaited() override;
@@ -179,7 +178,6 @@ class MessageOperation final : public GroupOperation {
   void accept();
   void await_acceptance();
   bool has_dead_sender() const;
-  void end_group(const Failure& failure);
   // With the mutex of messages, as the next.
   int peer() const { return request_.op == OpKind::kSend ? request_.peer : source(); }
   void fail_by_mismatch(Failure failure, std::string theirs);
@@ -189,16 +187,13 @@ class MessageOperation final : public GroupOperation {
   }
 
   const MessageRequest request_;
-  const Descriptor call_;
   std::vector<int> sources_;  // world ranks that kAnySource may match
-  std::optional<Recording> recording_;
   std::shared_ptr<Transfer> transfer_;
   Header header_;
   bool awaits_acceptance_ = false;
   std::atomic<bool> header_moved_{false};  // or the message itself, where only the task is left to be run
   std::atomic<bool> awaits_peer_{false};   // the task has last said that it waits for the other rank
   std::optional<Task::State> task_;        // once it has been started; guarded by advancing_
-  std::mutex advancing_;                   // held to advance the task; taken before the mutex of messages
 };
 
 // A task that its call has queued on a device.
@@ -206,16 +201,12 @@ class DeviceOperation final : public GroupOperation {
  public:
   DeviceOperation(Group& group, const Descriptor& call, std::shared_ptr<Task> task, double seconds, bool is_unawaited,
                   std::optional<Recording> recording)
-      : GroupOperation(group, call.bytes(), seconds),
-        call_(call),
-        recording_(std::move(recording)),
-        task_(std::move(task)) {
-    if (is_unawaited) set_unawaited();
+      : GroupOperation(group, call, seconds, is_unawaited), task_(std::move(task)) {
+    if (recording) recording_.emplace(*recording);
   }
 
   Progress advance() override;
   std::vector<int> missing() const override { return {}; }
-  Descriptor call() const override { return call_; }
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return kSleepNs; }
   // Nobody waits for the end of this work itself but whoever asks for it, and then looks.
@@ -224,13 +215,10 @@ class DeviceOperation final : public GroupOperation {
   bool is_replay() const override { return call_.captured; }
 
  private:
-  void end_group(const Failure& failure);
+  void fail_with_group(const Failure& failure);
   void end(const Failure* failure);
 
-  const Descriptor call_;
-  std::mutex looking_;  // guards what follows
-  std::optional<Recording> recording_;
-  std::shared_ptr<Task> task_;
+  std::shared_ptr<Task> task_;  // guarded by advancing_
 };
 
 }  // namespace procgroup

@@ -10,10 +10,11 @@
 
 namespace procgroup {
 
+// Of several operations together: the largest.
 enum class Progress {
   kDone,     // completed, with or without a failure
-  kMoved,    // something was done; call again
   kWaiting,  // nothing can be done before another rank acts
+  kMoved,    // something was done; call again
 };
 
 // The longest sleep of a waiter between two looks. Other ranks wake it when they have moved something; nothing wakes it

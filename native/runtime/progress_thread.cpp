@@ -71,11 +71,7 @@ void ProgressThread::rest(std::unique_lock<std::mutex>& lock) {
 Progress ProgressThread::advance_all() {
   const std::lock_guard pass(pass_);
   Progress progress = Progress::kDone;
-  for (Source* source : sources_) {
-    const Progress one = source->advance_pending();
-    if (one == Progress::kMoved) progress = Progress::kMoved;
-    if (one == Progress::kWaiting && progress == Progress::kDone) progress = Progress::kWaiting;
-  }
+  for (Source* source : sources_) progress = std::max(progress, source->advance_pending());
   return progress;
 }
 

@@ -36,11 +36,9 @@ void HostDevice::exchange(MessageRequest sent, MessageRequest received) {
   }
   group_.messages().run(received, seconds_, language_);
   if (!sending) return;
-  bool interrupted = false;
-  const std::optional<Failure> failure =
-      group_.calls().await(*sending, Deadline::never(), language_, interrupted).failure;
-  if (interrupted) throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, sending->call()};
-  if (failure) throw group_.end().reported(*failure, sending->call());
+  const CallQueue::Outcome outcome = group_.calls().await(*sending, Deadline::never(), language_);
+  if (outcome.is_interrupted) throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, sending->call()};
+  if (outcome.failure) throw group_.end().reported(*outcome.failure, sending->call());
 }
 
 namespace {

@@ -98,9 +98,9 @@ void GpuDevice::run(Request request) {
   } else {
     task->queue_later();
     issuing_.unlock();
-    operation = group_.calls().start(std::move(request), seconds_, language_);
+    operation = group_.calls().start(std::move(request), seconds_, &language_);
   }
-  await(*operation);
+  group_.calls().complete(*operation, language_);
   task->let_wait({stream_});
 }
 
@@ -110,7 +110,7 @@ void GpuDevice::exchange(MessageRequest sent, MessageRequest received) {
   std::optional<OperationFailed> failed;
   for (GroupOperation* const operation : {receiving.get(), sending.get()}) {
     try {
-      await(*operation);
+      group_.calls().complete(*operation, language_);
     } catch (const OperationFailed& one) {
       if (!failed || failed->failure.kind == Failure::Kind::kBroken) failed = one;
     }
@@ -132,17 +132,6 @@ std::shared_ptr<GroupOperation> GpuDevice::start(MessageRequest& request) const 
   request.task = task_for(std::move(call));
   request.external = request.on_device = request.is_unawaited = true;
   return group_.messages().start(request, seconds_);
-}
-
-void GpuDevice::await(GroupOperation& operation) const {
-  bool interrupted = false;
-  const std::optional<Failure> failure =
-      group_.calls().await(operation, Deadline::never(), language_, interrupted).failure;
-  if (interrupted) {
-    group_.calls().end_interrupted(operation, language_);
-    throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation.call()};
-  }
-  if (failure) throw group_.end().reported(*failure, operation.call());
 }
 
 void wait_until_copied(StagedTask& staged, int device, const char* what, double seconds, LanguageRuntime& language) {

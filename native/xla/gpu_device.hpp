@@ -45,7 +45,6 @@ class GpuDevice final : public CallDevice {
  private:
   std::shared_ptr<NcclTask> task_for(NcclCall call) const;
   std::shared_ptr<GroupOperation> start(MessageRequest& request) const;
-  void await(GroupOperation& operation) const;
 
   const std::shared_ptr<NcclBackend> nccl_;
   Gpu& gpu_;

@@ -90,11 +90,10 @@ void the_caller_runs_along(int size) {
       std::vector<std::shared_ptr<GroupOperation>> operations;
       for (size_t index = 0; index < arrays.size(); ++index)
         operations.push_back(
-            order[index % 2]->calls().start(request_for(OpKind::kAllReduce, arrays[index]), 60, language));
-      for (const auto& operation : operations) {
-        bool interrupted = false;
+            order[index % 2]->calls().start(request_for(OpKind::kAllReduce, arrays[index]), 60, &language));
+      for (size_t index = 0; index < arrays.size(); ++index) {
         const CallQueue::Outcome outcome =
-            operation->group().calls().await(*operation, Deadline::after(60), language, interrupted);
+            order[index % 2]->calls().await(*operations[index], Deadline::after(60), language);
         check(outcome.has_completed && !outcome.failure, "expected to have completed", group.rank());
       }
       for (const std::vector<int64_t>& data : arrays)
@@ -112,7 +111,7 @@ void leaving_ends_what_a_caller_runs_along() {
   std::thread caller([&] {
     NoRuntime language;
     try {
-      for (;;) operations.push_back(group.calls().start(request_for(OpKind::kAllReduce, data), 60, language));
+      for (;;) operations.push_back(group.calls().start(request_for(OpKind::kAllReduce, data), 60, &language));
     } catch (const OperationFailed& failed) {
       check(failed.failure.kind == Failure::Kind::kBroken, "expected a group that was left", 0);
     }

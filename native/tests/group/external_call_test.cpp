@@ -363,8 +363,7 @@ void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source
     try {
       if (is_async) {
         const auto operation = group.messages().start(request, 60);
-        bool interrupted = false;
-        const auto failure = group.calls().await(*operation, Deadline::never(), language, interrupted).failure;
+        const auto failure = group.calls().await(*operation, Deadline::never(), language).failure;
         if (failure) throw OperationFailed{*failure, operation->call()};
         check(operation->source() == 0, "wrong source", 1);
       } else {

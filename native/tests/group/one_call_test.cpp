@@ -111,7 +111,7 @@ void make_the_call(int64_t* element) {
   NoRuntime language;
   int64_t other = 2;
   // Where ranks outnumber cores, start() advances the call before it returns.
-  const auto announced = world[1].group->calls().start(all_reduce_of_one(&other), 60, language);
+  const auto announced = world[1].group->calls().start(all_reduce_of_one(&other), 60, &language);
   Request request = all_reduce_of_one(element);
   world[0].group->calls().run(request, 60, language);
   CHECK(*element == 3);

@@ -128,8 +128,7 @@ MessageRequest message(OpKind op, std::vector<int64_t>& data, int peer, uint64_t
 
 std::string failure_in_wait(Group& group, GroupOperation& operation) {
   AloneRuntime language;
-  bool interrupted = false;
-  const CallQueue::Outcome outcome = group.calls().await(operation, Deadline::after(30), language, interrupted);
+  const CallQueue::Outcome outcome = group.calls().await(operation, Deadline::after(30), language);
   check(outcome.has_completed, "expected to have completed", group.rank());
   return outcome.failure ? outcome.failure->summary() : "nothing";
 }

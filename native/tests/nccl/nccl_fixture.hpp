@@ -214,7 +214,7 @@ class NcclRank {
       task->queue_later();
     }
     NoRuntime language;
-    return {task, group.calls().start(std::move(request), seconds, language)};
+    return {task, group.calls().start(std::move(request), seconds, &language)};
   }
 
   // As PythonGroup::message with move_on_device.

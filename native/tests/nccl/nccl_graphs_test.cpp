@@ -33,7 +33,7 @@ void capture_call(NcclRank& mine, const DeviceArray& array, CudaStream stream, b
   request.task = task;
   task->queue_later();
   NoRuntime language;
-  const IssuedCall issued{task, mine.group.calls().start(std::move(request), seconds, language)};
+  const IssuedCall issued{task, mine.group.calls().start(std::move(request), seconds, &language)};
   issued.expect_success(mine.rank());
   task->capture();
   task->let_wait({stream});

@@ -34,7 +34,7 @@ IssuedCall register_memory(const NcclRank& mine, std::shared_ptr<NcclMemory> mem
     mine.backend->add_ungated();
   }
   NoRuntime language;
-  return {nullptr, mine.group.calls().start(std::move(request), seconds, language)};
+  return {nullptr, mine.group.calls().start(std::move(request), seconds, &language)};
 }
 
 void await_memories(int count) {
