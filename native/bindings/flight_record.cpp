@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <system_error>
@@ -90,7 +91,7 @@ nb::dict read_flight_record(const std::string& path, size_t newest) {
     one["name"] = group.name;
     one["rank"] = group.rank;
     one["size"] = group.size;
-    one["members"] = group.members;
+    one["members"] = nb::cast(group.members);
     groups.append(one);
   }
   entry["groups"] = groups;

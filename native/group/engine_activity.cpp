@@ -98,7 +98,7 @@ std::string Engine::activity(const FlightRecordView& record, uint64_t group) con
       [&](uint64_t identity) {
         NamedGroup named = group_of(identity);
         for (const RecordedGroup& one : record.groups())
-          if (one.identity == identity) named.members = one.members;
+          if (one.identity == identity) named.members = name_members(one);
         return named;
       },
       [&](uint32_t number) { return record.call_site(number); },

@@ -14,7 +14,7 @@ Group::Group(Engine& engine, GroupOptions options)
   engine_.add_name(options_.id, {options_.name, members_.global_ranks()});
   std::vector<int> members;
   for (const int member : options_.members) members.push_back(engine_.recorded_rank(member));
-  engine_.record().add_group({options_.id, options_.rank, size(), options_.name, name_ranks(members)});
+  engine_.record().add_group({options_.id, options_.rank, size(), options_.name, std::move(members)});
   engine_.progress().add(this);
 }
 

@@ -59,6 +59,10 @@ std::string describe_seconds(int64_t nanoseconds) {
 
 }  // namespace
 
+std::string name_members(const RecordedGroup& group) {
+  return group.members.empty() ? std::to_string(group.size) + " ranks" : name_ranks(group.members);
+}
+
 std::string short_line(const std::string& line) { return line.substr(line.rfind('/') + 1); }
 
 uint32_t find_source(const FlightRecordView& record, const Descriptor& call) {
@@ -82,7 +86,7 @@ std::string find_line_of_wait(const FlightRecordView& record, OpKind op) {
   std::string line = record.call_site(source);
   if (op != kMakesGroup || line.empty()) return line;
   for (const RecordedGroup& one : record.groups())
-    if (one.identity == group) return line + " (a group of " + one.members + ")";
+    if (one.identity == group) return line + " (a group of " + name_members(one) + ")";
   return line;
 }
 

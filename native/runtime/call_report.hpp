@@ -20,6 +20,9 @@ struct NamedGroup {
 // A group of this rank; without a name when this rank has no such group.
 using FindGroup = std::function<NamedGroup(uint64_t identity)>;
 
+// "ranks 1, 2", or "5 ranks" where the record had no room for them.
+std::string name_members(const RecordedGroup& group);
+
 // The call site of this number, as in "train.py:12"; empty when it is not known.
 using FindSourceLine = std::function<std::string(uint32_t number)>;
 

@@ -25,9 +25,11 @@ namespace procgroup {
 namespace {
 
 constexpr char kMagic[8] = {'p', 'g', 'f', 'l', 'i', 'g', 'h', 't'};
-constexpr uint32_t kVersion = 5;
+constexpr uint32_t kVersion = 6;
 constexpr const char* kOriginNames[] = {"own", "call", "peer"};
 constexpr size_t kGroups = 128;
+constexpr size_t kRuns = 16;
+constexpr int kMostMembers = 1 << 20;
 constexpr size_t kLineBytes = 128;
 constexpr size_t kFunctionBytes = 32;
 constexpr size_t kAwaited = 16;
@@ -35,14 +37,21 @@ constexpr size_t kReplayed = 16;
 
 using Word = std::atomic<uint64_t>;
 
+// The ranks first, first + step, ...: those of a group of a mesh are one run.
+struct RankRun {
+  int32_t first;
+  int32_t step;
+  int32_t count;
+};
+
 struct GroupEntry {
   Word identity;  // stored last; 0 while the entry is written
   int32_t rank;
   int32_t size;
   char name[48];
-  char members[64];
+  uint32_t runs;  // more than kRuns: there was no room for the members
+  RankRun members[kRuns];
 };
-static_assert(sizeof(GroupEntry) == 128);
 
 struct Line {
   char text[kLineBytes];
@@ -87,6 +96,32 @@ void copy_text(char (&to)[kRoom], std::string_view text) {
 template <size_t kRoom>
 std::string text_of(const char (&from)[kRoom]) {
   return readable(from, kRoom);
+}
+
+std::vector<RankRun> runs_of(const std::vector<int>& ranks) {
+  std::vector<RankRun> runs;
+  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    const int step = begin + 1 < ranks.size() ? ranks[begin + 1] - ranks[begin] : 1;
+    for (end = begin + 1; end < ranks.size() && ranks[end] - ranks[end - 1] == step;) ++end;
+    runs.push_back({ranks[begin], step, static_cast<int32_t>(end - begin)});
+  }
+  return runs;
+}
+
+std::vector<int> members_of(const GroupEntry& entry) {
+  const uint32_t runs = entry.runs;
+  const int size = entry.size;
+  if (runs > kRuns || size > kMostMembers) return {};
+  std::vector<int> members;
+  for (const RankRun& run : std::span(entry.members).first(runs)) {
+    const RankRun read = run;  // once: its writer may change it
+    for (int64_t at = 0; at < read.count; ++at) {
+      const int64_t rank = read.first + at * read.step;
+      if (rank < 0 || rank > INT32_MAX || std::ssize(members) == size) return {};
+      members.push_back(static_cast<int>(rank));
+    }
+  }
+  return std::ssize(members) == size ? members : std::vector<int>{};
 }
 
 std::string first_line(const char* path) {
@@ -263,7 +298,7 @@ std::vector<RecordedGroup> FlightRecordView::groups() const {
   for (const GroupEntry& entry : layout_.group_entries) {
     const uint64_t identity = entry.identity.load(std::memory_order_acquire);
     if (identity == 0) continue;
-    RecordedGroup group{identity, entry.rank, entry.size, text_of(entry.name), text_of(entry.members)};
+    RecordedGroup group{identity, entry.rank, entry.size, text_of(entry.name), members_of(entry)};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (entry.identity.load(std::memory_order_relaxed) == identity) groups.push_back(std::move(group));
   }
@@ -363,7 +398,9 @@ void FlightRecord::add_group(const RecordedGroup& group) {
   entry.rank = group.rank;
   entry.size = group.size;
   copy_text(entry.name, group.name);
-  copy_text(entry.members, group.members);
+  const std::vector<RankRun> runs = runs_of(group.members);
+  entry.runs = static_cast<uint32_t>(runs.size());
+  std::copy_n(runs.begin(), std::min(runs.size(), kRuns), entry.members);
   entry.identity.store(group.identity, std::memory_order_release);
   record.groups.store(number + 1, std::memory_order_release);
 }

@@ -59,7 +59,7 @@ struct RecordedGroup {
   int rank;  // of this rank in the group
   int size;
   std::string name;
-  std::string members;  // global ranks, as in "0-3, 6"; shortened if there are many
+  std::vector<int> members;  // global ranks, in group order; empty where the record had no room for them
 };
 
 // The global ranks for which a collective waits; of more than kMostAwaited only their number.

@@ -63,7 +63,7 @@ void a_record_outlives_its_process() {
   const pid_t child = fork();
   if (child == 0) {
     const auto record = FlightRecord::create(path, kRank);
-    record->add_group({5, 1, 2, "pair", "ranks 3, 4"});
+    record->add_group({5, 1, 2, "pair", {3, 4}});
     const uint32_t line = record->add_source_line("/home/me/train.py:12");
     record->recorder().complete(record->recorder().begin(barrier(1), line));
     record->recorder().begin(barrier(2), line);
@@ -84,9 +84,26 @@ void a_record_outlives_its_process() {
   CHECK(view.source_line(calls[0].source) == "/home/me/train.py:12" && calls[0].source == calls[1].source);
   CHECK(calls[1].started_ns <= now_ns() && calls[1].started_ns >= view.created_ns() - 1'000'000);
   const std::vector<RecordedGroup> groups = view.groups();
-  CHECK(groups.size() == 1 && groups[0].identity == 5 && groups[0].name == "pair" && groups[0].members == "ranks 3, 4");
+  CHECK(groups.size() == 1 && groups[0].identity == 5 && groups[0].name == "pair" &&
+        groups[0].members == std::vector<int>({3, 4}));
   CHECK(view.stack()->text == "  File \"data.py\", line 88 in load\n" && view.report()->text == "step 100");
   remove(path);
+}
+
+void the_members_of_a_group_are_kept_as_long_as_they_are_few_runs() {
+  std::vector<int> columns;
+  for (int rank = 7; rank < 100'000; rank += 8) columns.push_back(rank);
+  std::vector<int> squares;
+  for (int rank = 0; rank < 100; ++rank) squares.push_back(rank * rank);
+  const std::vector<std::vector<int>> all{{},      {3},    {5, 4, 3}, {7, 3, 5, 6}, {0, 1, 2, 3, 8, 9, 10, 11},
+                                          columns, squares};
+  for (const std::vector<int>& members : all) {
+    const auto record = FlightRecord::create("", kRank);
+    record->add_group({5, 0, static_cast<int>(members.size()), "some", members});
+    const std::vector<RecordedGroup> groups = record->view().groups();
+    CHECK(groups.size() == 1 && groups[0].size == static_cast<int>(members.size()));
+    CHECK(groups[0].members == (members == squares ? std::vector<int>{} : members));
+  }
 }
 
 void moves_are_counted_by_group() {
@@ -189,7 +206,7 @@ void what_makes_no_sense_is_left_out() {
   CHECK(view.failure().origin == FailureOrigin::kOwn);
   CHECK(view.stack()->text.size() <= 8192 && view.report()->text.size() <= 256);
   CHECK(view.source_line(1).size() <= 128 && view.groups().size() <= 128 && view.host().size() <= 64);
-  for (const RecordedGroup& group : view.groups()) CHECK(group.name.size() <= 48 && group.members.size() <= 64);
+  for (const RecordedGroup& group : view.groups()) CHECK(group.name.size() <= 48 && group.members.empty());
   copy[0] = std::byte{0};
   CHECK(is_refused([&] { FlightRecordView(copy.data(), bytes); }));
   CHECK(is_refused([] { FlightRecord::attach(FileDescriptor(memfd_create("empty", MFD_CLOEXEC))); }));
@@ -270,6 +287,7 @@ void a_program_that_takes_the_signal_for_itself_is_not_disturbed() {
 int main() {
   testing::limit_seconds(60);
   RUN_TEST(a_record_outlives_its_process);
+  RUN_TEST(the_members_of_a_group_are_kept_as_long_as_they_are_few_runs);
   RUN_TEST(moves_are_counted_by_group);
   RUN_TEST(the_ranks_that_a_collective_waits_for_are_known_until_another_one_of_the_group_waits);
   RUN_TEST(what_is_not_known_of_replays_is_told_apart_from_none);

@@ -223,11 +223,7 @@ def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[Call]:
 
 
 def _group_of(group: dict[str, Any], number: int) -> Group:
-    members: list[int] = []
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", group["members"]):
-        members.extend(range(int(first), int(last or first) + 1)[: group["size"]])
-    whole = tuple(members) if len(members) == group["size"] else ()
-    return Group(f"{group['identity']:x}-{number}", group["name"], group["size"], whole)
+    return Group(f"{group['identity']:x}-{number}", group["name"], group["size"], tuple(group["members"]))
 
 
 def _frames(stack: str) -> list[str]:
