@@ -14,15 +14,11 @@ namespace procgroup {
 
 namespace {
 
-// By the ranks of `missing` and `relays`.
-nb::dict calls_of_ranks(const Failure& failure) {
-  nb::dict calls;
-  const size_t relayed = failure.calls.size() - std::min(failure.calls.size(), failure.relays.size());
-  for (size_t index = 0; index < failure.calls.size(); ++index) {
-    const int rank = index < relayed ? failure.missing[index] : failure.relays[index - relayed];
-    calls[nb::int_(rank)] = failure.calls[index];
-  }
-  return calls;
+// What each of these ranks, or the first of them, called.
+nb::dict by_rank(const std::vector<int>& ranks, const std::vector<std::string>& calls) {
+  nb::dict found;
+  for (size_t index = 0; index < calls.size(); ++index) found[nb::int_(ranks[index])] = calls[index];
+  return found;
 }
 
 // By rank, of those whose line is known.
@@ -39,26 +35,10 @@ nb::dict lines_of_ranks(const Group& group, const Descriptor& call) {
 }
 
 // As PeerFailed.cause has it.
-const char* kind_name(Failure::Kind kind) {
-  switch (kind) {
-    case Failure::Kind::kMismatch:
-      return "mismatch";
-    case Failure::Kind::kTimeout:
-      return "timeout";
-    case Failure::Kind::kLost:
-      return "lost";
-    case Failure::Kind::kFailed:
-      return "error";
-    case Failure::Kind::kBroken:
-      return "broken";
-    case Failure::Kind::kInterrupted:
-      return "interrupted";
-    case Failure::Kind::kAborted:
-      return "aborted";
-    case Failure::Kind::kDeadlock:
-      return "deadlock";
-  }
-  return "unknown";
+const char* kind_name(FailureKind kind) {
+  static constexpr const char* kNames[] = {"mismatch", "timeout",     "lost",    "error",
+                                           "broken",   "interrupted", "aborted", "deadlock"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 }  // namespace
@@ -77,7 +57,8 @@ nb::object with_cause(nb::object exception, nb::handle cause) {
 
 nb::object build_exception(const Failure& failure, const Descriptor& running, const Group& group) {
   // A rank may find in a later call that the ranks made different calls.
-  const bool is_earlier = failure.kind == Failure::Kind::kMismatch && failure.call.sequence != 0;
+  const auto* mismatch = failure.as<Mismatch>();
+  const bool is_earlier = mismatch != nullptr && failure.call.sequence != 0;
   const Descriptor& call = is_earlier ? failure.call : running;
   nb::dict data;
   data["op"] = call.name();
@@ -91,56 +72,49 @@ nb::object build_exception(const Failure& failure, const Descriptor& running, co
   data["issued_at"] = short_line(place.line);
   data["function"] = place.function;
   data["note"] = failure.note;
-  if (failure.kind == Failure::Kind::kMismatch) data["lines"] = lines_of_ranks(group, call);
-  if (is_by_pair(call.op) && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
-  if (failure.kind == Failure::Kind::kBroken)
-    if (const std::optional<Failure> lost = group.end().lost()) data["peer"] = lost->peer;
+  if (mismatch != nullptr) data["lines"] = lines_of_ranks(group, call);
+  if (mismatch != nullptr && is_by_pair(call.op)) data["pair"] = mismatch->reason;
+  if (failure.is<Broken>())
+    if (const std::optional<Lost> lost = group.end().lost()) data["peer"] = lost->peer;
   return build_exception(failure, std::move(data));
 }
 
 nb::object build_exception(const Failure& failure, nb::dict data) {
   const char* type = "GroupBroken";
-  switch (failure.kind) {
-    case Failure::Kind::kMismatch: {
-      type = "CollectiveMismatch";
-      nb::dict calls;
-      for (size_t rank = 0; rank < failure.calls.size(); ++rank) {
-        if (!failure.calls[rank].empty()) calls[nb::int_(rank)] = failure.calls[rank];
-      }
-      data["calls"] = calls;
-      break;
-    }
-    case Failure::Kind::kTimeout:
-      type = "CollectiveTimeout";
-      data["missing"] = nb::cast(failure.missing);
-      data["calls"] = calls_of_ranks(failure);
-      data["seconds"] = failure.seconds;
-      data["awaited"] = failure.reason;
-      break;
-    case Failure::Kind::kLost:
-      type = "PeerLost";
-      data["peer"] = failure.peer;
-      data["pid"] = failure.pid;
-      data["host"] = failure.host;
-      data["how"] = failure.reason;
-      data["left"] = failure.left;
-      break;
-    case Failure::Kind::kFailed:
-      type = "PeerFailed";
-      data["peer"] = failure.peer;
-      data["reason"] = failure.reason;
-      data["cause"] = kind_name(failure.cause);
-      data["missing"] = nb::cast(failure.missing);
-      data["seconds"] = failure.seconds;
-      break;
-    case Failure::Kind::kDeadlock:
-      type = "Deadlock";
-      data["waits"] = calls_of_ranks(failure);
-      break;
-    case Failure::Kind::kBroken:
-    case Failure::Kind::kInterrupted:
-    case Failure::Kind::kAborted:
-      data["reason"] = failure.summary();
+  if (const auto* mismatch = failure.as<Mismatch>()) {
+    type = "CollectiveMismatch";
+    nb::dict calls;
+    for (size_t rank = 0; rank < mismatch->calls.size(); ++rank)
+      if (!mismatch->calls[rank].empty()) calls[nb::int_(rank)] = mismatch->calls[rank];
+    data["calls"] = calls;
+  } else if (const auto* timeout = failure.as<Timeout>()) {
+    type = "CollectiveTimeout";
+    data["missing"] = nb::cast(timeout->missing);
+    std::vector<int> described(timeout->missing);  // those of the missing ranks first
+    described.resize(timeout->calls.size() - std::min(timeout->calls.size(), timeout->relays.size()));
+    described.insert(described.end(), timeout->relays.begin(), timeout->relays.end());
+    data["calls"] = by_rank(described, timeout->calls);
+    data["seconds"] = timeout->seconds;
+    data["awaited"] = timeout->reason;
+  } else if (const auto* lost = failure.as<Lost>()) {
+    type = "PeerLost";
+    data["peer"] = lost->peer;
+    data["pid"] = lost->pid;
+    data["host"] = lost->host;
+    data["how"] = lost->reason;
+    data["left"] = lost->left;
+  } else if (const auto* failed = failure.as<Failed>()) {
+    type = "PeerFailed";
+    data["peer"] = failed->peer;
+    data["reason"] = failed->reason;
+    data["cause"] = kind_name(failed->cause);
+    data["missing"] = nb::cast(failed->missing);
+    data["seconds"] = failed->seconds;
+  } else if (const auto* deadlock = failure.as<Deadlock>()) {
+    type = "Deadlock";
+    data["waits"] = by_rank(deadlock->ranks, deadlock->calls);
+  } else {
+    data["reason"] = failure.summary();
   }
   return nb::module_::import_("procgroup.errors").attr(type)(**data);
 }

@@ -52,7 +52,7 @@ nb::object PythonGroup::take_unraised() {
 }
 
 nb::object PythonGroup::lost() const {
-  const std::optional<Failure> lost = group_->end().lost();
+  const std::optional<Lost> lost = group_->end().lost();
   if (!lost) return nb::none();
   const std::vector<int>& ranks = group_->members().global_ranks();
   const int rank = ranks.empty() ? lost->peer : ranks[static_cast<size_t>(lost->peer)];

@@ -34,10 +34,8 @@ bool is_rooted(const CollectiveState& state, const Request& request) {
 
 // What each rank called. The places are named where they differ.
 Failure mismatch_of(const CollectiveState& state, uint64_t sequence, uint64_t running) {
-  Failure failure{.kind = Failure::Kind::kMismatch};
+  Mismatch mismatch;
   const Descriptor& own = state.member(state.rank).descriptor(sequence);
-  failure.call = own;
-  failure.wrote = sequence < running && takes(own.op, state.rank, own.root);  // that call has completed on this rank
   std::vector<std::optional<Descriptor>> calls;
   bool places_differ = false;
   bool captures_differ = false;
@@ -52,8 +50,11 @@ Failure mismatch_of(const CollectiveState& state, uint64_t sequence, uint64_t ru
     if (call && !places_differ) call->external = call->on_device = false;  // which goes without saying
     if (call && !captures_differ) call->captured = false;
     const char* const where = places_differ && call && !call->on_device ? " on the CPU" : "";
-    failure.calls.push_back(call ? call->describe(state.global_ranks) + where : "nothing yet");
+    mismatch.calls.push_back(call ? call->describe(state.global_ranks) + where : "nothing yet");
   }
+  Failure failure(std::move(mismatch));
+  failure.call = own;
+  failure.wrote = sequence < running && takes(own.op, state.rank, own.root);  // that call has completed on this rank
   return failure;
 }
 
@@ -107,7 +108,7 @@ Progress CollectiveCall::advance() try {
   }
   return request_.descriptor.external ? advance_task() : execute();
 } catch (const std::exception& error) {
-  give_up({.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()});
+  give_up(Broken{std::string("it cannot go on: ") + error.what()});
   return Progress::kDone;
 }
 
@@ -191,10 +192,8 @@ int64_t CollectiveCall::longest_sleep_ns() const {
 
 // A message that its receive refused is none that a correct peer sends.
 Failure CollectiveCall::translated(Failure failure) const {
-  if (failure.kind == Failure::Kind::kMismatch && failure.calls.empty()) {
-    failure.kind = Failure::Kind::kFailed;
-    failure.reason = "it sent what this call does not expect: " + failure.reason;
-  }
+  if (const auto* mismatch = failure.as<Mismatch>(); mismatch != nullptr && mismatch->calls.empty())
+    return Failed{.peer = mismatch->peer, .reason = "it sent what this call does not expect: " + mismatch->reason};
   return failure;
 }
 
@@ -202,13 +201,14 @@ void CollectiveCall::give_up(Failure failure) {
   if (is_completed()) return;
   // Another rank may have found what this one had not yet compared.
   const uint64_t running = request_.descriptor.sequence;
-  if (failure.kind == Failure::Kind::kFailed && failure.cause == Failure::Kind::kMismatch)
+  if (const auto* failed = failure.as<Failed>(); failed != nullptr && failed->cause == FailureKind::kMismatch)
     if (auto mismatch = unseen_mismatch(state_, phase_ == Phase::kAnnounce ? running - 1 : running, running))
       failure = *std::move(mismatch);
-  if (failure.kind == Failure::Kind::kTimeout && is_transferring() && (confirmation_ || awaited_.empty())) {
+  auto* timeout = failure.as<Timeout>();
+  if (timeout != nullptr && is_transferring() && (confirmation_ || awaited_.empty())) {
     std::vector<int> stopped = state_.stopped_members ? state_.stopped_members() : std::vector<int>{};
-    if (!stopped.empty()) failure.missing = std::move(stopped);
-    if (failure.missing.empty()) failure.reason = "its backend, which does not name the ranks that it waits for";
+    if (!stopped.empty()) timeout->missing = std::move(stopped);
+    if (timeout->missing.empty()) timeout->reason = "its backend, which does not name the ranks that it waits for";
   }
   // Before the group keeps the failure, because an error that is raised from it says whether the array is unchanged.
   failure.wrote = failure.wrote || (phase_ == Phase::kExecute && !request_.after);

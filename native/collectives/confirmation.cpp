@@ -26,7 +26,7 @@ Progress Confirmation::advance(const GroupMessages& through) {
 }
 
 void Confirmation::cancel(const GroupMessages& through) {
-  if (receive_ && !receive_->is_completed()) through.messages.cancel(*receive_, {.kind = Failure::Kind::kAborted});
+  if (receive_ && !receive_->is_completed()) through.messages.cancel(*receive_, Aborted{});
 }
 
 }  // namespace procgroup

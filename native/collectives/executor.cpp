@@ -233,8 +233,7 @@ void Executor::cancel_transfers() {
   if (running_.empty()) return;
   const std::lock_guard lock(state_.messages->mutex);
   for (const Running& running : running_)
-    if (!running.transfer->is_completed())
-      state_.messages->messages.cancel(*running.transfer, {.kind = Failure::Kind::kAborted});
+    if (!running.transfer->is_completed()) state_.messages->messages.cancel(*running.transfer, Aborted{});
   running_.clear();
 }
 
@@ -331,8 +330,7 @@ bool Executor::read(void* to, const Place& from, size_t bytes, CopyFunction copy
 bool Executor::stay_stalled() {
   const bool unreadable = unreadable_since_ns_ != 0 && now_ns() - unreadable_since_ns_ > kUnreadableWaitNs;
   if (unreadable && counts(stalled_on_) && state_.peers[static_cast<size_t>(stalled_on_)]->is_alive())
-    failure_ = std::make_unique<Failure>(
-        Failure{.kind = Failure::Kind::kFailed, .peer = stalled_on_, .reason = "its array cannot be read any more"});
+    failure_ = std::make_unique<Failure>(Failed{.peer = stalled_on_, .reason = "its array cannot be read any more"});
   return false;
 }
 

@@ -24,9 +24,7 @@ struct GroupView {
   }
   // A failure of Messages or of the handshake, which is about world ranks.
   Failure by_group_rank(Failure failure) const {
-    if (failure.peer >= 0) failure.peer = group_rank(failure.peer);
-    for (int& missing : failure.missing) missing = group_rank(missing);
-    std::erase(failure.missing, -1);
+    failure.renumber([this](int world_rank) { return group_rank(world_rank); });
     return failure;
   }
 };

@@ -26,7 +26,7 @@ Failure PairCounts::mismatch(const Descriptor& call, int from, int to, uint64_t 
   const std::string taker = rank_name(to, global_ranks_);
   const std::string gives = in_words(call, given);
   const std::string expects = in_words(call, expected);
-  Failure failure{.kind = Failure::Kind::kMismatch};
+  Mismatch failure;
   failure.reason = giver + " gives " + gives + " to " + taker + ", which expects " + expects + " from it";
   failure.calls.assign(size_, call.describe(global_ranks_));
   failure.calls[static_cast<size_t>(from)] += ", " + gives + " to " + taker;
@@ -37,11 +37,10 @@ Failure PairCounts::mismatch(const Descriptor& call, int from, int to, uint64_t 
 std::optional<Failure> PairCounts::excess(const Descriptor& call) const {
   const uint64_t most = kMostBytes / dtype_size(call.dtype);
   const auto refuse = [&](int rank, const char* does, uint64_t count, const char* preposition, int peer) {
-    return Failure{.kind = Failure::Kind::kFailed,
-                   .peer = rank,
-                   .reason = std::string("it announced that it ") + does + " " + std::to_string(count) + " " +
-                             dtype_name(call.dtype) + " " + preposition + " " + rank_name(peer, global_ranks_) +
-                             ", expected less than 2^63 bytes " + preposition + " all ranks together"};
+    return Failed{.peer = rank,
+                  .reason = std::string("it announced that it ") + does + " " + std::to_string(count) + " " +
+                            dtype_name(call.dtype) + " " + preposition + " " + rank_name(peer, global_ranks_) +
+                            ", expected less than 2^63 bytes " + preposition + " all ranks together"};
   };
   for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
     uint64_t gives = 0;

@@ -235,7 +235,7 @@ void Relay::take(CollectiveState& state, const Request& request, int host, std::
     const bool is_whole = head.bytes >= sizeof(Descriptor) && head.bytes <= message.size() - sizeof head;
     const bool is_theirs = head.rank >= 0 && head.rank < state.size() && state.topology.host_of(head.rank) == host;
     if (!is_whole || !is_theirs || state.has_announced(head.rank, request.descriptor.sequence)) {
-      failure_ = failed(leader, "it sent an announcement that cannot be read");
+      failure_ = Failed{.peer = leader, .reason = "it sent an announcement that cannot be read"};
       return;
     }
     take_entry(state, request, head.rank, message.subspan(sizeof head, head.bytes));
@@ -254,7 +254,8 @@ void Relay::take_entry(CollectiveState& state, const Request& request, int rank,
   const std::span<const std::byte> elements = entry.subspan(sizeof announced);
   if (agrees && may_carry_elements(state, call) && !take_elements(state, request, rank, elements)) {
     if (!elements.empty()) {
-      failure_ = failed(rank, "it sent " + std::to_string(elements.size()) + " bytes that do not fit its call");
+      failure_ = Failed{.peer = rank,
+                        .reason = "it sent " + std::to_string(elements.size()) + " bytes that do not fit its call"};
       return;
     }
     without_elements_ = rank;
@@ -304,13 +305,12 @@ void Relay::check_elements(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   const int leader = state.topology.leader_of(state.topology.host_of(without_elements_));
   if (std::memcmp(&state.member(leader).descriptor(call.sequence), &call, sizeof call) == 0)
-    failure_ = failed(without_elements_, "it sent no elements with its call");
+    failure_ = Failed{.peer = without_elements_, .reason = "it sent no elements with its call"};
 }
 
 void Relay::cancel(CollectiveState& state) {
   for (Host& host : hosts_)
-    if (host.receive && !host.receive->is_completed())
-      state.messages->messages.cancel(*host.receive, {.kind = Failure::Kind::kAborted});
+    if (host.receive && !host.receive->is_completed()) state.messages->messages.cancel(*host.receive, Aborted{});
   unsent_ = 0;
   unannounced_ = 0;
 }

@@ -82,7 +82,7 @@ void CallQueue::complete(GroupOperation& operation, LanguageRuntime& language) {
   const Outcome outcome = await(operation, Deadline::never(), language);
   if (outcome.is_interrupted) {
     end_interrupted(operation, language);
-    throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation.call()};
+    throw OperationFailed{Interrupted{}, operation.call()};
   }
   if (outcome.failure) throw group_.end().reported(*outcome.failure, numbered(operation.call()));
 }
@@ -221,8 +221,7 @@ const char* CallQueue::last_schedule() const {
 void CallQueue::require_usable(Descriptor call, const GroupOperation* last_queued) {
   std::optional<Failure> ended = group_.end().broken();
   if (!ended && last_queued && last_queued->is_completed() && last_queued->failure())
-    ended = Failure{.kind = Failure::Kind::kBroken,
-                    .reason = last_queued->failure()->summary(&group_.members().global_ranks())};
+    ended = Broken{last_queued->failure()->summary(&group_.members().global_ranks())};
   if (!ended) return;
   throw group_.end().reported(*std::move(ended), numbered(call));
 }
@@ -284,8 +283,8 @@ CallQueue::Outcome CallQueue::await(GroupOperation& operation, Deadline deadline
     const Operation::Awaiting awaiting(operation);
     WaitBudget budget(policy, deadline);
     std::optional<Failure> end = wait(operation, budget, engine, language, std::cref(look));
-    if (end && end->kind == Failure::Kind::kInterrupted) return {.is_interrupted = true};
-    if (end && end->kind == Failure::Kind::kTimeout) return {};
+    if (end && end->is<Interrupted>()) return {.is_interrupted = true};
+    if (end && end->is<Timeout>()) return {};
     if (end) give_up(operation, *std::move(end));
   }
   if (operation.failure() == nullptr) return {.has_completed = true};
@@ -295,7 +294,7 @@ CallQueue::Outcome CallQueue::await(GroupOperation& operation, Deadline deadline
 
 // The call may be running in the progress thread, with this caller's arrays: it has to end first.
 void CallQueue::end_interrupted(GroupOperation& operation, LanguageRuntime& language) {
-  group_.end().break_with({.kind = Failure::Kind::kInterrupted}, operation.call());
+  group_.end().break_with(Interrupted{}, operation.call());
   const Released released(language);
   while (!operation.is_completed()) group_.engine().sleep(1'000'000, [&] { return operation.is_completed(); });
 }
@@ -358,12 +357,11 @@ void CallQueue::examine() {
   for (const std::shared_ptr<GroupOperation>& operation : waiting) {
     std::optional<Failure> failure = operation->is_completed() ? std::nullopt : watch.what_ends(*operation);
     if (!failure) continue;
-    if (failure->kind == Failure::Kind::kTimeout) {
-      failure->missing = missing;
+    if (auto* timeout = failure->as<Timeout>()) {
+      timeout->missing = missing;
       watch.explain(*failure);
     }
-    watch.add_own_wait(*failure, missing);
-    operation->give_up(std::move(*failure));
+    operation->give_up(watch.present(*std::move(failure), missing));
   }
 }
 

@@ -108,8 +108,9 @@ void Engine::make_arena(Arena arena) {
 void Engine::make_life() {
   if constexpr (!kDiagnoses) return;
   life_lock_ = std::make_unique<LifeLock>(arena_->header().life);
-  watcher_ = std::make_unique<LifeWatcher>([this](int peer, const std::string& how) { on_lost(peer, how); },
-                                           [this](int peer) { on_left(peer); });
+  watcher_ = std::make_unique<LifeWatcher>(
+      [this](int peer, const std::string& how) { set_status(peer, PeerStatus::kLost, how); },
+      [this](int peer) { set_status(peer, PeerStatus::kLeft, kEndedWithoutError); });
 }
 
 void Engine::attach_shared(int peer_rank, FileDescriptor descriptor, FileDescriptor bell, FileDescriptor record,
@@ -166,33 +167,31 @@ void Engine::attach_socket(int peer_rank, FileDescriptor socket, int64_t pid) {
 
 PeerStatus Engine::peer_status(int peer) const { return peers_[index(peer)]->status.load(std::memory_order_acquire); }
 
-Failure Engine::loss(int peer_rank) const {
-  const Peer& peer = *peers_[index(peer_rank)];
-  if (std::optional<Failure> failure = exit_failure(peer_rank, false)) return *std::move(failure);
-  const bool left = peer_status(peer_rank) == PeerStatus::kLeft;
-  return {.kind = Failure::Kind::kLost,
-          .peer = peer_rank,
-          .pid = peer.pid,
-          .host = peer.host,
-          .reason = peer.how,
-          .left = left};
-}
-
-void Engine::identify(Failure& failure, int peer_rank) const {
-  if (failure.kind != Failure::Kind::kLost || failure.pid != 0) return;
-  failure.pid = peers_[index(peer_rank)]->pid;
-  failure.host = peers_[index(peer_rank)]->host;
-}
-
-std::optional<Failure> Engine::exit_failure(int peer_rank, bool sudden) const {
-  std::optional<Failure> failure;
+// A rank of this host has posted its exception before its life word changes.
+std::optional<MemberEnd> Engine::end_of(int peer_rank) const {
+  using How = MemberEnd::How;
+  const PeerStatus status = peer_status(peer_rank);
+  std::optional<Failure> raised;
   if (peer_arena(peer_rank) != nullptr) {
-    failure = exit_in_memory(peer_rank);
+    raised = exit_in_memory(peer_rank);
   } else {
     const std::lock_guard lock(messages_mutex_);
-    if (const Failure* sent = messages_.exit_failure(peer_rank, false)) failure = *sent;
+    if (const Failure* sent = messages_.exit_failure(peer_rank)) raised = *sent;
   }
-  return failure && (!sudden || failure->sudden) ? failure : std::nullopt;
+  if (raised && raised->as<Failed>()->sudden) return MemberEnd{How::kRaised, *std::move(raised)};
+  if (status == PeerStatus::kPresent)
+    return raised ? std::optional(MemberEnd{How::kEnding, *std::move(raised)}) : std::nullopt;
+  const Peer& peer = *peers_[index(peer_rank)];
+  const bool left = status == PeerStatus::kLeft;
+  const How how = left ? How::kLeft : How::kLost;
+  if (raised) return MemberEnd{how, *std::move(raised)};
+  return MemberEnd{how, Lost{.peer = peer_rank, .pid = peer.pid, .host = peer.host, .reason = peer.how, .left = left}};
+}
+
+void Engine::identify(Lost& lost, int peer_rank) const {
+  if (lost.pid != 0) return;
+  lost.pid = peers_[index(peer_rank)]->pid;
+  lost.host = peers_[index(peer_rank)]->host;
 }
 
 std::optional<Failure> Engine::exit_in_memory(int peer_rank) const {
@@ -202,9 +201,9 @@ std::optional<Failure> Engine::exit_in_memory(int peer_rank) const {
   try {
     const size_t bytes = largest_record(world_size());
     const std::optional<Failure> stated = decode({arena->at(offset, bytes), bytes}, world_size());
-    if (!stated) return std::nullopt;
-    return Failure{
-        .kind = Failure::Kind::kFailed, .peer = peer_rank, .reason = stated->reason, .sudden = stated->sudden};
+    const Failed* failed = stated ? stated->as<Failed>() : nullptr;
+    if (failed == nullptr) return std::nullopt;
+    return Failed{.peer = peer_rank, .reason = failed->reason, .sudden = failed->sudden};
   } catch (const std::out_of_range&) {
     return std::nullopt;  // the peer wrote it
   }
@@ -225,7 +224,7 @@ void Engine::fail(const RecordedFailure& failure, bool at_once) {
 }
 
 void Engine::post_exit(const std::string& reason, bool at_once) {
-  const Failure failure{.kind = Failure::Kind::kFailed, .reason = reason, .sudden = at_once};
+  const Failure failure = Failed{.reason = reason, .sudden = at_once};
   const std::vector<std::byte> record = encode(failure, world_size());
   std::memcpy(arena_->at(exit_record_, record.size()), record.data(), record.size());
   arena_->header().exit_record.store(exit_record_, std::memory_order_seq_cst);
@@ -249,14 +248,10 @@ void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
   news_.fetch_add(1, std::memory_order_release);
   {
     const std::lock_guard lock(messages_mutex_);
-    messages_.fail_peer(peer_rank, loss(peer_rank));
+    messages_.fail_peer(peer_rank, end_of(peer_rank)->why);
   }
   kick();
 }
-
-void Engine::on_lost(int peer, const std::string& how) { set_status(peer, PeerStatus::kLost, how); }
-
-void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, kEndedWithoutError); }
 
 bool Engine::is_quiet() {
   const std::lock_guard lock(messages_mutex_);
@@ -318,9 +313,7 @@ int Engine::recorded_rank(int world_rank) const {
 std::vector<int> Engine::gone_ranks() const {
   std::vector<int> gone;
   for (int peer = 0; peer < world_size(); ++peer)
-    if (peer != rank() &&
-        (peer_status(peer) != PeerStatus::kPresent || is_unreachable(peer) || exit_failure(peer, false)))
-      gone.push_back(peer);
+    if (peer != rank() && (end_of(peer) || is_unreachable(peer))) gone.push_back(peer);
   return gone;
 }
 
@@ -421,8 +414,7 @@ void Engine::shutdown() {
   // Peers over TCP see the end of the connection.
   const std::lock_guard lock(messages_mutex_);
   for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer != rank())
-      messages_.fail_peer(peer, {.kind = Failure::Kind::kBroken, .reason = "this rank left the group"});
+    if (peer != rank()) messages_.fail_peer(peer, Broken{"this rank left the group"});
   }
 }
 

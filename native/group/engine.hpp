@@ -22,6 +22,7 @@
 
 #include "group/group_handshakes.hpp"
 #include "group/group_heap.hpp"
+#include "group/member_end.hpp"
 #include "liveness/deadlock.hpp"
 #include "liveness/life.hpp"
 #include "messages/messages.hpp"
@@ -88,14 +89,12 @@ class Engine final : public Waiter, public WaitForGraph {
   // How to read a peer's arrays; null for this rank, and where there is no shared memory.
   const PeerMemory* peer_memory(int peer) const { return peers_[index(peer)]->memory.get(); }
   PeerStatus peer_status(int peer) const;
-  Failure loss(int peer) const;  // a kLost failure; only when the peer left or is lost
-  // Why a peer ends before its time, as it has posted: a kFailed failure, with a world rank. With `sudden`, only when
-  // that ends every call. Not under the mutex of Messages.
-  std::optional<Failure> exit_failure(int peer, bool sudden) const;
+  // How a peer has ended, or ends, with a world rank. Under the mutex of Messages only for a peer that shares memory.
+  std::optional<MemberEnd> end_of(int peer) const;
   // Set-up: the host on which a peer runs, where that is another one.
   void set_host(int peer, std::string host) { peers_[index(peer)]->host = std::move(host); }
-  // Add the process and the host of the lost peer, a world rank, to a failure that does not name them yet.
-  void identify(Failure& failure, int peer) const;
+  // Add the process and the host of the lost peer, a world rank, where they are not named yet.
+  void identify(Lost& lost, int peer) const;
 
   Messages& messages() { return messages_; }
   std::mutex& messages_mutex() { return messages_mutex_; }
@@ -224,8 +223,6 @@ class Engine final : public Waiter, public WaitForGraph {
   void post_exit(const std::string& reason, bool at_once);
   void post_left();
   std::optional<Failure> exit_in_memory(int peer) const;
-  void on_lost(int peer, const std::string& how);
-  void on_left(int peer);
   void set_status(int peer, PeerStatus status, std::string how);
   NamedGroup group_of(uint64_t identity) const;
   // The record of this rank, or of another one of this host; null for those of other hosts.

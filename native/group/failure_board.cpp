@@ -12,15 +12,6 @@ namespace {
 // contain a sequence number, which is never 0.
 constexpr uint64_t kTag = uint64_t{1} << 63 | 2;
 
-// Texts are sent only of failures that the other ranks cannot describe themselves.
-Failure as_posted(const Failure& failure) {
-  Failure posted = failure;
-  if (failure.kind != Failure::Kind::kDeadlock) return posted;
-  posted.reason = failure.summary();
-  posted.missing.clear();
-  return posted;
-}
-
 }  // namespace
 
 FailureBoard::FailureBoard(Messages& messages, GroupView group, std::function<void()> on_news)
@@ -29,8 +20,7 @@ FailureBoard::FailureBoard(Messages& messages, GroupView group, std::function<vo
     const int member = group_.group_rank(source);
     if (member < 0 || received_[static_cast<size_t>(member)]) return;
     std::optional<Failure> failure = decode(record, group_.size());
-    if (!failure)
-      failure = Failure{.kind = Failure::Kind::kBroken, .reason = "it sent a failure record that cannot be read"};
+    if (!failure) failure = Broken{"it sent a failure record that cannot be read"};
     received_[static_cast<size_t>(member)] = std::move(failure);
     on_news();
   });
@@ -48,12 +38,11 @@ void FailureBoard::share(GroupMemoryView own, GroupHeap& heap) {
 bool FailureBoard::shares(int member) const { return members_[static_cast<size_t>(member)].has_value(); }
 
 void FailureBoard::post(const Failure& failure) {
-  const Failure posted = as_posted(failure);
-  if (own_) post_in_memory(posted);
+  if (own_) post_in_memory(failure);
   // Every member has got the message that this rank got; and each finds by itself that calls differ, and can then say
   // what it called.
-  if (posted.relayed || posted.kind == Failure::Kind::kMismatch) return;
-  const std::vector<std::byte> record = encode(posted, group_.size());
+  if (failure.relayed || failure.is<Mismatch>()) return;
+  const std::vector<std::byte> record = encode(failure, group_.size());
   for (int member = 0; member < group_.size(); ++member)
     if (member != group_.rank && !shares(member)) messages_.post(group_.world_rank(member), key(), record);
 }
@@ -96,7 +85,7 @@ std::optional<Failure> FailureBoard::read_memory(int member) const {
   }
   const std::optional<Failure> failure = decode(head, details, group_.size());
   if (failure) return failure;
-  return Failure{.kind = Failure::Kind::kBroken, .reason = "its failure record cannot be read"};
+  return Broken{"its failure record cannot be read"};
 }
 
 }  // namespace procgroup

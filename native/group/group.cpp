@@ -32,7 +32,7 @@ void Group::attach(const std::vector<uint64_t>& offsets, const std::vector<int>&
 
 // Members that had received everybody in time have gone on, and look at this rank's post.
 void Group::refuse_to_begin(const Failure& failure) {
-  members_.post({.kind = Failure::Kind::kBroken, .reason = failure.summary()});
+  members_.post(Broken{failure.summary()});
   throw OperationFailed{failure, {}};
 }
 
@@ -98,7 +98,7 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
 }
 
 void Group::abort() {
-  end_.break_with({.kind = Failure::Kind::kAborted}, {});
+  end_.break_with(Aborted{}, {});
   members_.announce_leaving(calls_.ended());
   engine_.announce_news();
 }
@@ -108,7 +108,7 @@ void Group::fail_call(Descriptor call, std::string reason) {
   call.group = options_.id;
   call.sequence = 0;
   if (calls_.is_idle()) call = calls_.numbered(call);
-  end_.break_with({.kind = Failure::Kind::kFailed, .peer = rank(), .reason = std::move(reason)}, call);
+  end_.break_with(Failed{.peer = rank(), .reason = std::move(reason)}, call);
   engine_.announce_news();
 }
 
@@ -120,8 +120,7 @@ void Group::leave() {
   // Another rank's work would wait on its GPU for that of this rank, also beyond the end of its group.
   devices_.advance();
   if (calls_.has_device_calls() || devices_.has_unfinished())
-    end_.break_with(
-        {.kind = Failure::Kind::kBroken, .reason = "this rank left the group before its calls on a GPU had ended"}, {});
+    end_.break_with(Broken{"this rank left the group before its calls on a GPU had ended"}, {});
   calls_.break_with_unseen();
   end_.leave();
   members_.announce_leaving(calls_.ended());

@@ -13,8 +13,8 @@ constexpr int64_t kConflictNs = 1'000'000'000;
 // The failure of a rank that waits for `peer`, which has ended the group: if that was a timeout for which other ranks
 // are missing, the same timeout.
 Failure failure_from(int peer, const Failure& failure, int rank) {
-  const bool others_are_missing = std::ranges::find(failure.missing, rank) == failure.missing.end();
-  if (failure.kind == Failure::Kind::kTimeout && others_are_missing) return failure;
+  const auto* timeout = failure.as<Timeout>();
+  if (timeout != nullptr && std::ranges::find(timeout->missing, rank) == timeout->missing.end()) return failure;
   return as_seen_by(rank, peer, failure, nullptr);
 }
 
@@ -74,7 +74,7 @@ std::vector<int> GroupCreation::unreceived() const {
 }
 
 bool GroupCreation::find_conflict(const std::vector<int>& silent) {
-  Failure failure{.kind = Failure::Kind::kMismatch};
+  Mismatch failure;
   failure.calls.resize(static_cast<size_t>(engine_.world_size()));
   bool answered = false;
   refused_.clear();
@@ -125,15 +125,15 @@ std::optional<Awaited> GroupCreation::awaited() const {
 }
 
 std::optional<Failure> GroupCreation::examine() const {
-  if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
+  if (engine_.aborted()) return Aborted{};
   for (const int member : missing()) {
-    if (std::optional<Failure> failure = engine_.exit_failure(member, true)) return failure;
+    if (std::optional<MemberEnd> end = engine_.end_of(member); end && end->how == MemberEnd::How::kRaised)
+      return std::move(end->why);
     const std::lock_guard lock(engine_.messages_mutex());
     const Failure* silenced = engine_.handshakes().silenced(member);
     if (silenced == nullptr) continue;
     Failure failure = *silenced;
-    engine_.identify(failure, member);
-    failure.peer = member;
+    if (auto* lost = failure.as<Lost>()) engine_.identify(*lost, member);
     return failure;
   }
   return std::nullopt;

@@ -13,14 +13,14 @@ std::optional<Failure> GroupEnd::broken() const {
   return reason_;
 }
 
-std::optional<Failure> GroupEnd::lost() const {
+std::optional<Lost> GroupEnd::lost() const {
   const std::lock_guard lock(mutex_);
   return lost_;
 }
 
 // A call that fails ends the group. No caller waits for it, or the program may make another call before it does.
 void GroupEnd::keep_unreported(Failure failure, Descriptor call, bool is_unawaited) {
-  if (failure.kind == Failure::Kind::kAborted) return;
+  if (failure.is<Aborted>()) return;
   call = group_.calls().numbered(call);
   const std::lock_guard lock(mutex_);
   if (is_kept(call)) is_unawaited_ = is_unawaited_ || is_unawaited;
@@ -41,14 +41,12 @@ void GroupEnd::set_reported(const Descriptor& call) {
 }
 
 OperationFailed GroupEnd::reported(Failure failure, const Descriptor& call) {
-  const bool is_consequence = failure.kind == Failure::Kind::kBroken || failure.kind == Failure::Kind::kLost ||
-                              failure.kind == Failure::Kind::kFailed;
-  if (!is_consequence) {
+  if (!failure.is<Broken, Lost, Failed>()) {
     set_reported(call);
     return {std::move(failure), call};
   }
   // Of a group that has ended the first is known; and who asks then may hold the mutex of the queue.
-  const bool has_ended = failure.kind == Failure::Kind::kBroken;
+  const bool has_ended = failure.is<Broken>();
   const std::optional<Descriptor> earlier = has_ended ? std::nullopt : group_.calls().first_unawaited();
   const std::lock_guard lock(mutex_);
   const bool was_reported = std::exchange(is_reported_, true);
@@ -68,11 +66,11 @@ void GroupEnd::break_with(Failure failure, const Descriptor& call) {
   {
     const std::lock_guard lock(mutex_);
     if (reason_) return;
-    reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary(&group_.members().global_ranks())};
-    const bool is_end_of_peer = failure.kind == Failure::Kind::kLost || failure.kind == Failure::Kind::kFailed;
-    if (is_end_of_peer && failure.peer >= 0 && failure.peer != group_.rank()) {
-      lost_ = Failure{.kind = Failure::Kind::kLost, .peer = failure.peer, .reason = reason_->reason};
-      group_.engine().identify(*lost_, group_.world_rank(failure.peer));
+    const Broken broken{failure.summary(&group_.members().global_ranks())};
+    reason_ = broken;
+    if (failure.is<Lost, Failed>() && failure.culprit() >= 0 && failure.culprit() != group_.rank()) {
+      lost_ = Lost{.peer = failure.culprit(), .reason = broken.reason};
+      group_.engine().identify(*lost_, group_.world_rank(failure.culprit()));
     }
   }
   completed_.store(true, std::memory_order_release);
@@ -84,13 +82,12 @@ void GroupEnd::break_with(Failure failure, const Descriptor& call) {
   // Another member's failure in a later call does not end an earlier one. Members that wait there for this rank read
   // its own.
   const Descriptor first = group_.calls().first_without_this_rank(call);
-  if (!concerns_call(failure.call, first)) {
+  if (!is_message(failure.call.op) && failure.call.sequence > first.sequence) {
     failure.call = first;
     failure.relayed = false;
   }
   group_.members().post(failure);
-  if (failure.kind == Failure::Kind::kMismatch && group_.members().spans_hosts())
-    group_.members().post_source_lines(call);
+  if (failure.is<Mismatch>() && group_.members().spans_hosts()) group_.members().post_source_lines(call);
   if (group_.members().state()) group_.members().state()->wake_peers();
   if (end_device_work_) end_device_work_();
 }
@@ -99,7 +96,7 @@ void GroupEnd::leave() {
   {
     const std::lock_guard lock(mutex_);
     if (reason_) return;
-    reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = "this rank left the group"};
+    reason_ = Broken{"this rank left the group"};
   }
   completed_.store(true, std::memory_order_release);
   CollectiveState* const state = group_.members().state() ? &*group_.members().state() : nullptr;

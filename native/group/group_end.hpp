@@ -34,8 +34,8 @@ class GroupEnd {
   void leave();
   // Called once, when a failure ends the group, from any thread. Set before the first call.
   void on_broken(std::function<void()> end_device_work) { end_device_work_ = std::move(end_device_work); }
-  // The member by whose end the group broke: kLost, with the summary as its reason; nothing where it did not.
-  std::optional<Failure> lost() const;
+  // The member by whose end the group broke, with the summary as its reason; nothing where it did not.
+  std::optional<Lost> lost() const;
 
   // What a call raises that ends with `failure`. Where that is the loss or the end of what earlier calls need, too, and
   // nobody waits for those, the first of them is the call that fails: once. Any other failure is raised as it is.
@@ -55,7 +55,7 @@ class GroupEnd {
   std::function<void()> end_device_work_;
   mutable std::mutex mutex_;  // guards what follows
   std::optional<Failure> reason_;
-  std::optional<Failure> lost_;
+  std::optional<Lost> lost_;
   std::optional<OperationFailed> unreported_;  // a call that has ended the group
   bool is_unawaited_ = false;                  // nobody waits for that call
   bool is_reported_ = false;                   // a call has raised what ended the group

@@ -32,7 +32,7 @@ GroupHandshakes::GroupHandshakes(Messages& messages, int rank, int world_size)
 
 GroupHandshakes::~GroupHandshakes() {
   for (auto& [peer, inbox] : inboxes_)
-    if (inbox.receive) messages_.cancel(*inbox.receive, Failure{.kind = Failure::Kind::kAborted});
+    if (inbox.receive) messages_.cancel(*inbox.receive, Aborted{});
 }
 
 void GroupHandshakes::post(const std::vector<int>& members, Message header, std::span<const std::byte> rest) {
@@ -113,9 +113,7 @@ void GroupHandshakes::take(int peer, std::span<const std::byte> message) {
     return;
   }
   found->second.ended = decode(rest, world_size_);
-  if (!found->second.ended)
-    found->second.ended =
-        Failure{.kind = Failure::Kind::kBroken, .reason = "it sent a failure record that cannot be read"};
+  if (!found->second.ended) found->second.ended = Broken{"it sent a failure record that cannot be read"};
   found->second.ended_ns = now_ns();
 }
 
@@ -128,7 +126,7 @@ const GroupHandshake* GroupHandshakes::conflicting(int peer, int64_t since_ns) c
   for (auto entry = received_.lower_bound({peer, 0}); entry != received_.end() && entry->first.first == peer; ++entry) {
     const GroupHandshake& other = entry->second;
     if (open_.contains(entry->first.second) || other.left) continue;
-    const bool disagreed = other.ended && other.ended->kind == Failure::Kind::kMismatch && other.ended_ns >= since_ns;
+    const bool disagreed = other.ended && other.ended->is<Mismatch>() && other.ended_ns >= since_ns;
     if (!other.ended || disagreed) return &other;
   }
   return nullptr;

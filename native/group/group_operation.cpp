@@ -77,7 +77,7 @@ Progress CollectiveOperation::advance() {
 void CollectiveOperation::end(const Failure* failure) {
   if (!device_work()) recording_->end(failure);
   std::optional<Failure> own;
-  if (failure != nullptr) own = group_.watch().present(*failure);
+  if (failure != nullptr) own = group_.watch().cause_of(*failure);
   group_.calls().end_turn(*this, own ? &*own : nullptr);
   own ? fail(*std::move(own)) : finish();
 }
@@ -96,8 +96,8 @@ void CollectiveOperation::give_up(Failure failure) {
     running_->give_up(std::move(failure));
     failure = *running_->failure();
   } else {
-    if (awaits_arrays_ && failure.kind == Failure::Kind::kTimeout)
-      failure.reason = "the work that was queued on its GPU before the call";
+    if (auto* timeout = failure.as<Timeout>(); timeout != nullptr && awaits_arrays_)
+      timeout->reason = "the work that was queued on its GPU before the call";
     if (request_.task) request_.task->cancel();
   }
   end(&failure);
@@ -114,7 +114,7 @@ MessageOperation::MessageOperation(Group& group, const MessageRequest& request, 
 
 MessageOperation::~MessageOperation() {
   if (group_.engine().forked()) return;  // the mutex may be held for ever
-  if (transfer_ && !transfer_->is_completed()) give_up({.kind = Failure::Kind::kAborted});
+  if (transfer_ && !transfer_->is_completed()) give_up(Aborted{});
   if (!is_external()) return;
   const std::lock_guard lock(group_.engine().messages_mutex());
   group_.messages().forget(this);
@@ -145,7 +145,7 @@ Progress MessageOperation::advance_transfer(bool& looks) {
     conclude();
     lock.unlock();
     // The sender has begun to move what this receive refuses.
-    if (is_external() && failure() != nullptr && failure()->kind == Failure::Kind::kMismatch)
+    if (is_external() && failure() != nullptr && failure()->is<Mismatch>())
       end_group(*failure(), is_unawaited());
     return is_completed() ? Progress::kDone : Progress::kMoved;
   }
@@ -225,15 +225,12 @@ void MessageOperation::conclude() {
     finish();
     return;
   }
-  Failure mine = *failure;
-  if (mine.peer >= 0) {
-    group_.engine().identify(mine, mine.peer);
-    mine.peer = group_.members().group_rank(mine.peer);
-  }
+  Failure mine = group_.members().view().by_group_rank(*failure);
   mine.wrote = may_have_written();
-  if (mine.kind == Failure::Kind::kMismatch && mine.peer >= 0)
-    return fail_by_mismatch(mine, mine.reason + " to " + rank_name(group_.rank(), &group_.members().global_ranks()));
-  fail(group_.watch().own_view(std::move(mine)));
+  if (const auto* mismatch = mine.as<Mismatch>(); mismatch != nullptr && mismatch->peer >= 0)
+    return fail_by_mismatch(mine,
+                            mismatch->reason + " to " + rank_name(group_.rank(), &group_.members().global_ranks()));
+  fail(group_.watch().present(std::move(mine)));
 }
 
 void MessageOperation::compare_header() {
@@ -250,7 +247,7 @@ void MessageOperation::compare_header() {
   theirs.root = group_.rank();
   theirs.count = header_.count;
   theirs.dtype = static_cast<Dtype>(std::min(header_.dtype, uint64_t{kDtypes}));  // one that does not exist stays so
-  const Failure failure{.kind = Failure::Kind::kMismatch, .peer = source()};
+  const Failure failure = Mismatch{.peer = source()};
   recording_->end(&failure);
   fail_by_mismatch(failure, theirs.describe(&group_.members().global_ranks()));
 }
@@ -272,10 +269,11 @@ void MessageOperation::await_acceptance() {
 }
 
 void MessageOperation::fail_by_mismatch(Failure failure, std::string theirs) {
-  failure.calls.resize(static_cast<size_t>(group_.size()));
-  failure.calls[static_cast<size_t>(group_.rank())] = call_.describe(&group_.members().global_ranks());
-  failure.calls[static_cast<size_t>(failure.peer)] = std::move(theirs);
-  fail(group_.watch().own_view(std::move(failure)));
+  auto& [calls, reason, peer] = *failure.as<Mismatch>();
+  calls.resize(static_cast<size_t>(group_.size()));
+  calls[static_cast<size_t>(group_.rank())] = call_.describe(&group_.members().global_ranks());
+  calls[static_cast<size_t>(peer)] = std::move(theirs);
+  fail(std::move(failure));
 }
 
 std::vector<int> MessageOperation::missing() const {
@@ -322,7 +320,7 @@ void MessageOperation::give_up(Failure failure) {
   std::unique_lock lock(group_.engine().messages_mutex());
   if (transfer_ && !transfer_->is_completed()) group_.engine().messages().cancel(*transfer_, failure);
   if (is_completed()) return;
-  failure = group_.watch().own_view(std::move(failure));
+  failure = group_.watch().present(std::move(failure));
   failure.wrote = may_have_written();
   failure.note = group_.messages().unread(request_);
   if (recording_) recording_->end(&failure);
@@ -360,9 +358,9 @@ Progress DeviceOperation::advance() {
 void DeviceOperation::give_up(Failure failure) {
   const std::lock_guard lock(advancing_);
   if (is_completed()) return;
-  if (failure.kind == Failure::Kind::kTimeout && !is_replay())
-    failure.reason = "the work that it has started on its GPU, which may wait for any of the other ranks";
-  failure = group_.watch().present(std::move(failure));
+  if (auto* timeout = failure.as<Timeout>(); timeout != nullptr && !is_replay())
+    timeout->reason = "the work that it has started on its GPU, which may wait for any of the other ranks";
+  failure = group_.watch().cause_of(std::move(failure));
   failure.wrote = true;
   fail_with_group(failure);
 }

@@ -105,7 +105,7 @@ inline std::optional<Failure> failure_of(const std::function<void()>& step) {
     step();
     return std::nullopt;
   } catch (const std::exception& error) {
-    return Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
+    return Broken{std::string("it cannot go on: ") + error.what()};
   }
 }
 

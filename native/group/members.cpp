@@ -100,7 +100,7 @@ void Members::make_relay() {
       engine_.messages(), engine_.messages_mutex(), [this] { return engine_.pump(); }, view(), options_.limits);
   state_->on_failure = [this](Failure& failure, const Descriptor& call) {
     group_.watch().add_relays(failure, call);
-    const Failure cause = group_.watch().present(failure);
+    const Failure cause = group_.watch().cause_of(failure);
     group_.end().keep_unreported(cause, call, false);
     group_.end().break_with(cause, call);
   };
@@ -165,11 +165,90 @@ bool Members::has_lost_member() const {
   });
 }
 
-// Of a member whose part in the group has failed, as it has posted that.
-std::optional<Failure> Members::posted(int member) const {
-  if (is_local(member)) return board_->read_memory(member);
+std::optional<MemberEnd> Members::end_of(int member, bool by_connection) const {
+  using How = MemberEnd::How;
+  std::optional<MemberEnd> process = process_end(member);
+  if (process && process->how <= How::kLost) return process;
+  if (by_connection)
+    if (std::optional<Failure> lost = disconnected(member)) return MemberEnd{How::kDisconnected, *std::move(lost)};
+  // Read after the state of the process: the reason why a member gave up says more than that it left afterwards.
+  const bool is_gone = process && process->how == How::kLeft;
+  if (std::optional<Failure> failure = posted(member)) {
+    const Descriptor& call = failure->call;
+    const bool is_of_all_calls = is_gone || call.sequence == 0 || is_message(call.op);
+    return MemberEnd{How::kFailed, *failure, is_of_all_calls ? std::nullopt : std::optional(call.sequence - 1)};
+  }
+  if (is_gone) return process;
+  if (is_local(member)) {
+    const MemberState state = state_->member(member).memory().state.load(std::memory_order_acquire);
+    if (state == MemberState::kLeft) return MemberEnd{How::kLeft, left_before(member)};
+  } else if (std::optional<MemberEnd> end = end_by_handshake(member)) {
+    return end;
+  }
+  return process;
+}
+
+// As this rank reports it.
+std::optional<MemberEnd> Members::process_end(int member) const {
+  std::optional<MemberEnd> end = engine_.end_of(options_.members[index(member)]);
+  if (end) end->why.renumber([member](int) { return member; });
+  return end;
+}
+
+// A member that has left in order has done its part.
+std::optional<Failure> Members::disconnected(int member) const {
+  if (is_local(member)) return std::nullopt;
+  const int peer = options_.members[index(member)];
   const std::lock_guard lock(engine_.messages_mutex());
-  return board_->read(member);
+  engine_.handshakes().receive_arrived();
+  const GroupHandshake* theirs = engine_.handshakes().received(peer, options_.id);
+  const Failure* failure = engine_.messages().peer_failure(peer);
+  const bool left = engine_.messages().has_left(peer) || (theirs != nullptr && theirs->left);
+  if (failure == nullptr || left) return std::nullopt;
+  return view().by_group_rank(*failure);
+}
+
+// What other messages than its posts say of a member of another host. It may complete a collective and leave before its
+// leader's message with its announcement has come here.
+std::optional<MemberEnd> Members::end_by_handshake(int member) const {
+  using How = MemberEnd::How;
+  if (!created_) return std::nullopt;
+  uint64_t last = 0;
+  {
+    const std::lock_guard lock(engine_.messages_mutex());
+    engine_.handshakes().receive_arrived();
+    const GroupHandshake* theirs = engine_.handshakes().received(options_.members[index(member)], options_.id);
+    if (theirs == nullptr || !(theirs->ended || theirs->left)) return std::nullopt;
+    if (theirs->ended)
+      return MemberEnd{How::kFailed,
+                       as_seen_by(options_.rank, member, view().by_group_rank(*theirs->ended), &global_ranks_)};
+    last = theirs->last;
+  }
+  return MemberEnd{How::kLeft, left_before(member), last};
+}
+
+// A member that left the group in order does not come to this call.
+Failure Members::left_before(int member) const {
+  if (std::optional<MemberEnd> end = process_end(member); end && end->why.is<Failed>()) return std::move(end->why);
+  Lost lost{.peer = member, .reason = "it left the group before this call", .left = true};
+  engine_.identify(lost, options_.members[index(member)]);
+  return lost;
+}
+
+std::optional<Failure> Members::posted(int member) const {
+  std::optional<Failure> failure;
+  if (is_local(member)) {
+    failure = board_->read_memory(member);
+  } else {
+    const std::lock_guard lock(engine_.messages_mutex());
+    failure = board_->read(member);
+  }
+  if (!failure) return std::nullopt;
+  // An exception of its program ends the calls in which it is, which is no reason of theirs.
+  if (std::optional<MemberEnd> end = process_end(member); end && end->how == MemberEnd::How::kRaised)
+    return std::move(end->why);
+  failure->relayed = true;
+  return as_seen_by(options_.rank, member, *std::move(failure), &global_ranks_);
 }
 
 // The failure of a member that announced an invalid offset of its group memory.
@@ -180,7 +259,7 @@ std::optional<Failure> Members::misplaced(const std::vector<uint64_t>& offsets) 
     try {
       GroupMemoryView(*engine_.peer_arena(world), offsets[member], options_.members.size(), options_.layout);
     } catch (const std::out_of_range& error) {
-      return Failure{.kind = Failure::Kind::kFailed, .peer = world, .reason = error.what()};
+      return Failed{.peer = world, .reason = error.what()};
     }
   }
   return std::nullopt;

@@ -63,8 +63,14 @@ class Members {
   GroupView view() const { return {options_.id, options_.rank, options_.members, global_ranks_}; }
   bool spans_hosts() const { return state_ && state_->topology.spans_hosts(); }
 
-  // Why a member's part in the group has failed, as it has posted that.
+  // How a member's part in the group has ended: every wait looks for that here. `by_connection`: also by the end of its
+  // connection, where another backend moves the bytes and no transfer of the engine's fails by it.
+  std::optional<MemberEnd> end_of(int member, bool by_connection = false) const;
+  // Parts of that: the end of its process; why its part in the group has failed, as it has posted that; and what a call
+  // says that a member which has left in order does not make.
+  std::optional<MemberEnd> process_end(int member) const;
   std::optional<Failure> posted(int member) const;
+  Failure left_before(int member) const;
   // Post why this rank's part in the group has failed, or that it left after it completed collective number `last`.
   void post(const Failure& failure);
   void announce_leaving(uint64_t last);
@@ -75,6 +81,8 @@ class Members {
   std::vector<std::string> source_lines(const Descriptor& call) const;
 
  private:
+  std::optional<Failure> disconnected(int member) const;
+  std::optional<MemberEnd> end_by_handshake(int member) const;
   void make_relay();
   void retire();
 

@@ -17,10 +17,6 @@ namespace procgroup {
 
 class GroupOperation;
 
-// Whether a failure in the call `failed` is one of the running call, too: it ends the group, and with it all later
-// calls. An earlier call was made well by the member that posted the failure, and may still complete.
-bool concerns_call(const Descriptor& failed, const Descriptor& running);
-
 class Watch {
  public:
   Watch(Group& group, Members& members);
@@ -42,11 +38,10 @@ class Watch {
                                        std::optional<Awaited> awaited) const;
   void record_awaited(const Descriptor& call, const std::vector<int>& missing) const;
 
-  // The failure of a call as this rank reports it: its cause, as far as that is known.
-  Failure present(Failure failure) const;
-  // The same where the cause is known: once this rank aborts, the others leave because of that.
-  Failure own_view(Failure failure) const;
-  void add_own_wait(Failure& failure, std::vector<int> awaited) const;
+  // The cause of a failed call, as far as that is known, as this rank presents it.
+  Failure cause_of(Failure failure) const;
+  // The failure as this rank presents it. `awaited`: the ranks for which the call has waited.
+  Failure present(Failure failure, std::vector<int> awaited = {}) const;
   // Add what the missing ranks of a timeout are doing; before it is posted, also the leaders that may not have relayed.
   void explain(Failure& failure, bool has_world_ranks = false);
   void add_relays(Failure& failure, const Descriptor& call);
@@ -56,20 +51,12 @@ class Watch {
  private:
   std::vector<int> world_ranks(std::vector<int> members) const;
   std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
-  std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
-  std::optional<Failure> examine_connection(int member) const;
   std::optional<Failure> examine_relays(const std::vector<int>& missing, const Descriptor& call) const;
-  std::optional<Failure> examine_handshake(int member, bool awaited, const Descriptor& call) const;
-  std::optional<Failure> posted(int member) const;
-  std::optional<Failure> exit_of(int member, bool sudden) const;  // see Engine::exit_failure
-  Failure loss_of(int member) const;
-  Failure left_before(int member) const;
-  bool has_left(int member, const Descriptor& call) const;
   bool can_relay(const Descriptor& call) const;
-  std::vector<int> explained_peers(const Failure& failure, bool has_world_ranks) const;
+  std::vector<int> explained_peers(const Timeout& timeout, bool has_world_ranks) const;
   void look_at_calls(const std::vector<int>& peers);
-  void look_at_replays(Failure& failure, const Descriptor& call);
-  void name_relays(Failure& failure, const Descriptor& call) const;
+  void look_at_replays(Timeout& timeout, const Descriptor& call);
+  void name_relays(Timeout& timeout, const Descriptor& call) const;
   void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const;
 
   Group& group_;

@@ -129,15 +129,16 @@ bool DeadlockDetector::stands(const std::vector<WaitEdge>& cycle) const {
 // In the same words on every member: beginning with the lowest rank.
 Failure DeadlockDetector::failure_of(std::vector<WaitEdge> cycle) const {
   std::ranges::rotate(cycle, std::ranges::min_element(cycle, {}, &WaitEdge::rank));
-  Failure failure{.kind = Failure::Kind::kDeadlock};
+  Deadlock deadlock;
   // Where one rank waits with a tag, that another one waits without may be the mistake.
   const bool with_tags = std::ranges::any_of(
       cycle, [](const WaitEdge& wait) { return wait.is_message() && wait.number != 0 && wait.number < kFirstOwnTag; });
   for (const WaitEdge& wait : cycle) {
-    failure.missing.push_back(wait.rank);
-    failure.calls.push_back(wait.describe(with_tags));
+    deadlock.reason += (deadlock.ranks.empty() ? "deadlock: rank " : ", rank ") + std::to_string(wait.rank) + " in ";
+    deadlock.ranks.push_back(wait.rank);
+    deadlock.reason += deadlock.calls.emplace_back(wait.describe(with_tags));
   }
-  return failure;
+  return deadlock;
 }
 
 std::optional<Failure> DeadlockDetector::announced() const {

@@ -50,7 +50,7 @@ bool Connection::read() {
   } catch (const ChannelClosed& closed) {
     fault_ = loss(describe(closed));
   } catch (const MalformedFrame& malformed) {
-    fault_ = lost(peer_, malformed.reason);
+    fault_ = Lost{.peer = peer_, .reason = malformed.reason};
   }
   return true;
 }
@@ -210,14 +210,15 @@ void Connection::end_eager() {
 void Connection::take_exit(const std::vector<std::byte>& record) {
   if (exit_) return;
   const std::optional<Failure> failure = decode(record, world_size_);
-  if (!failure) return;
-  exit_ = failed(peer_, failure->reason);
-  exit_->sudden = failure->sudden;
-  if (exit_->sudden) fault_ = exit_;
+  const Failed* failed = failure ? failure->as<Failed>() : nullptr;
+  if (failed == nullptr) return;
+  exit_ = Failed{.peer = peer_, .reason = failed->reason, .sudden = failed->sudden};
+  if (failed->sudden) fault_ = exit_;
 }
 
 Failure Connection::loss(std::string how) const {
-  return exit_ ? *exit_ : lost(peer_, has_left_ ? kEndedWithoutError : std::move(how));
+  if (exit_) return *exit_;
+  return Lost{.peer = peer_, .reason = has_left_ ? kEndedWithoutError : std::move(how)};
 }
 
 void Connection::end_data() {
@@ -241,7 +242,7 @@ void Connection::on_announce(const FrameHeader& header) {
 }
 
 void Connection::on_withdraw(const FrameHeader& header) {
-  const Failure withdrawn = failed(peer_, "the sender cancelled the message before it was complete");
+  const Failure withdrawn = Failed{.peer = peer_, .reason = "the sender cancelled the message before it was complete"};
   matching_.forget_announced(peer_, header.key, header.number);
   if (const auto receive = reads_.remove(header.number)) fail_unless_completed(*receive, withdrawn);
   const auto stream = streams_.find(header.number);
@@ -259,7 +260,7 @@ void Connection::accept(UnexpectedMessage message, const std::shared_ptr<Receive
   }
   if (message.announced) {
     if (streams_.contains(message.number) || reads_.contains(message.number)) {
-      fail_unless_completed(*receive, lost(peer_, "it announced two messages with one number"));
+      fail_unless_completed(*receive, Lost{.peer = peer_, .reason = "it announced two messages with one number"});
       fault_ = *receive->failure();
     } else if (!single_copy_ || !reads_.begin(*single_copy_, message.number, receive, message.bytes)) {
       stream(message.number, receive, message.bytes);
@@ -290,7 +291,7 @@ bool Connection::read_exposed() {
         stream(ended.number, std::move(ended.receive), ended.total);
     }
   } catch (const std::out_of_range&) {
-    fault_ = lost(peer_, "it exposed memory outside of its arena");
+    fault_ = Lost{.peer = peer_, .reason = "it exposed memory outside of its arena"};
   }
   return true;
 }

@@ -142,11 +142,7 @@ void Messages::read_ends_with(std::function<std::optional<Failure>(int peer)> st
   state_->stated_end = std::move(stated_end);
 }
 
-const Failure* Messages::exit_failure(int peer, bool sudden) const {
-  const Connection& connection = state_->with(peer);
-  const Failure* failure = connection.exit_failure();
-  return sudden && failure != nullptr && !failure->sudden ? nullptr : failure;
-}
+const Failure* Messages::exit_failure(int peer) const { return state_->with(peer).exit_failure(); }
 
 bool Messages::has_left(int peer) const { return state_->with(peer).has_left(); }
 

@@ -99,8 +99,8 @@ class Messages {
   // Send a peer the record of why this process ends, after all that was sent before. When it is sudden, every transfer
   // with this rank fails there now; else those for which the end of the connection comes too early.
   void post_exit(int peer, const Failure& failure);
-  // The exit record that a peer has sent; null when none. With `sudden`, only a sudden one.
-  const Failure* exit_failure(int peer, bool sudden) const;
+  // The exit record that a peer has sent, a Failed; null when none.
+  const Failure* exit_failure(int peer) const;
   // Whether a peer has sent, under kLeftKey, that it leaves in order: the end of its channel is no loss.
   bool has_left(int peer) const;
   // Begin or end to expect a message of no group from a peer: then its channel is read, however much of it is kept.

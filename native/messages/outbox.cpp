@@ -56,9 +56,10 @@ void Outbox::refused(uint64_t number, uint64_t capacity) {
   const auto found = messages_.find(number);
   if (found == messages_.end()) return;
   const std::shared_ptr<SendTransfer> transfer = found->second.transfer;
-  cancel(*transfer, failed(transfer->peer, "the receiver refused the message of " + std::to_string(transfer->size) +
-                                               " bytes: its receive is for other elements or another size (" +
-                                               std::to_string(capacity) + " bytes), or was cancelled"));
+  cancel(*transfer, Failed{.peer = transfer->peer,
+                           .reason = "the receiver refused the message of " + std::to_string(transfer->size) +
+                                     " bytes: its receive is for other elements or another size (" +
+                                     std::to_string(capacity) + " bytes), or was cancelled"});
 }
 
 void Outbox::cancel(SendTransfer& transfer, const Failure& failure) {

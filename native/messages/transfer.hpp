@@ -15,20 +15,6 @@
 
 namespace procgroup {
 
-inline Failure failed(int peer, std::string reason) {
-  Failure failure{};
-  failure.kind = Failure::Kind::kFailed;
-  failure.peer = peer;
-  failure.reason = std::move(reason);
-  return failure;
-}
-
-inline Failure lost(int peer, std::string reason) {
-  Failure failure = failed(peer, std::move(reason));
-  failure.kind = Failure::Kind::kLost;
-  return failure;
-}
-
 // A text for error messages: "5 float64". The type may come from a peer, and be invalid.
 inline std::string elements(uint64_t bytes, ElementType type) {
   if (type == kUntyped || type > kDtypes) return std::to_string(bytes) + " bytes";
@@ -98,9 +84,7 @@ class ReceiveTransfer final : public Transfer {
     finish();
   }
   void refuse(int from, uint64_t size, ElementType of) {
-    Failure failure = failed(from, "send of " + elements(size, of));
-    failure.kind = Failure::Kind::kMismatch;
-    fail(std::move(failure));
+    fail(Mismatch{.reason = "send of " + elements(size, of), .peer = from});
   }
 
   const int peer;

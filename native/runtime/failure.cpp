@@ -59,44 +59,84 @@ std::string name_ranks(const std::vector<int>& ranks, const std::vector<int>* gl
   return global == ranks ? name(ranks) : name(global) + " (" + name(ranks) + " of the group)";
 }
 
-std::string Failure::summary(const std::vector<int>* global_ranks) const {
-  switch (kind) {
-    case Kind::kMismatch:
-      return "the ranks made different calls" + different_calls(calls, global_ranks);
-    case Kind::kTimeout:
-      if (!reason.empty()) return "its time limit of " + rounded(seconds) + " s passed while it waited for " + reason;
-      return "its time limit of " + rounded(seconds) + " s passed" +
-             (missing.empty() ? "" : " while it waited for " + name_ranks(missing, global_ranks));
-    case Kind::kLost:
-      return "lost " + rank_name(peer, global_ranks) + " (pid " + std::to_string(pid) +
-             (host.empty() ? "" : " on " + host) + "): " + reason;
-    case Kind::kFailed:
-      return rank_name(peer, global_ranks) + " failed: " + reason;
-    case Kind::kBroken:
-      return reason;
-    case Kind::kInterrupted:
-      return "interrupted by a signal";
-    case Kind::kAborted:
-      return "aborted";
-    case Kind::kDeadlock: {
-      if (calls.empty()) return reason;
-      std::string text;
-      for (size_t index = 0; index < missing.size(); ++index)
-        text += (index == 0 ? "deadlock: rank " : ", rank ") + std::to_string(missing[index]) + " in " + calls[index];
-      return text;
+int Failure::culprit() const {
+  const auto peer_of = [](const auto& one) {
+    if constexpr (requires { one.peer; })
+      return one.peer;
+    else
+      return -1;
+  };
+  return std::visit(peer_of, variant);
+}
+
+std::string Failure::reason() const {
+  const auto reason_of = [](const auto& one) -> std::string {
+    if constexpr (requires { one.reason; })
+      return one.reason;
+    else
+      return "";
+  };
+  return std::visit(reason_of, variant);
+}
+
+std::vector<int> Failure::missing() const {
+  const auto missing_of = [](const auto& one) -> std::vector<int> {
+    if constexpr (requires { one.missing; })
+      return one.missing;
+    else
+      return {};
+  };
+  return std::visit(missing_of, variant);
+}
+
+void Failure::renumber(const std::function<int(int)>& number) {
+  const auto change = [&](auto& one) {
+    if constexpr (requires { one.peer; })
+      if (one.peer >= 0) one.peer = number(one.peer);
+    if constexpr (requires { one.missing; }) {
+      for (int& missing : one.missing) missing = number(missing);
+      std::erase(one.missing, -1);
     }
+  };
+  std::visit(change, variant);
+}
+
+std::string Failure::summary(const std::vector<int>* global_ranks) const {
+  if (const auto* mismatch = as<Mismatch>())
+    return "the ranks made different calls" + different_calls(mismatch->calls, global_ranks);
+  if (const auto* timeout = as<Timeout>()) {
+    const std::string awaited = !timeout->reason.empty()   ? timeout->reason
+                                : timeout->missing.empty() ? ""
+                                                           : name_ranks(timeout->missing, global_ranks);
+    return "its time limit of " + rounded(timeout->seconds) + " s passed" +
+           (awaited.empty() ? "" : " while it waited for " + awaited);
   }
-  return "unknown";
+  if (const auto* lost = as<Lost>())
+    return "lost " + rank_name(lost->peer, global_ranks) + " (pid " + std::to_string(lost->pid) +
+           (lost->host.empty() ? "" : " on " + lost->host) + "): " + lost->reason;
+  if (const auto* failed = as<Failed>()) return rank_name(failed->peer, global_ranks) + " failed: " + failed->reason;
+  if (const auto* broken = as<Broken>()) return broken->reason;
+  if (const auto* deadlock = as<Deadlock>()) return deadlock->reason;
+  return is<Interrupted>() ? "interrupted by a signal" : "aborted";
 }
 
 Failure as_seen_by(int reader, int member, Failure posted, const std::vector<int>* global_ranks) {
-  const bool has_cause = posted.kind == Failure::Kind::kLost || posted.kind == Failure::Kind::kFailed;
-  if (has_cause && posted.peer >= 0 && posted.peer != reader) return posted;
-  if (!has_cause) posted.cause = posted.kind;
-  const bool has_text = posted.kind == Failure::Kind::kMismatch && !posted.reason.empty();
-  if (!has_text) posted.reason = posted.summary(global_ranks);
-  posted.kind = Failure::Kind::kFailed;
-  posted.peer = member;
+  const bool has_cause = posted.is<Lost, Failed>();
+  if (has_cause && posted.culprit() >= 0 && posted.culprit() != reader) return posted;
+  Failed seen{.peer = member, .reason = posted.summary(global_ranks)};
+  if (!has_cause) seen.cause = posted.kind();
+  if (const auto* failed = posted.as<Failed>()) {
+    seen.cause = failed->cause;
+    seen.seconds = failed->seconds;
+    seen.missing = failed->missing;
+    seen.sudden = failed->sudden;
+  } else if (const auto* timeout = posted.as<Timeout>()) {
+    seen.seconds = timeout->seconds;
+    seen.missing = timeout->missing;
+  } else if (const auto* mismatch = posted.as<Mismatch>(); mismatch != nullptr && !mismatch->reason.empty()) {
+    seen.reason = mismatch->reason;
+  }
+  posted.variant = std::move(seen);
   return posted;
 }
 

@@ -26,8 +26,8 @@ inline constexpr size_t kFailureTextBytes = 4096;
 inline constexpr size_t kHostBytes = 64;
 
 struct FailureHead {
-  Failure::Kind kind;
-  Failure::Kind cause;
+  FailureKind kind;
+  FailureKind cause;
   uint16_t text_bytes;
   int32_t peer;
   uint32_t ranks;   // bits of the bitmap

@@ -64,8 +64,8 @@ std::optional<Failure> wait(Operation& operation, WaitBudget& budget, Waiter& wa
     if (!has_news && budget.spend(progress)) continue;
     known = waiter.news().load(std::memory_order_acquire);
     std::optional<Failure> failure = look(operation);
-    if (!failure && language.interrupted()) failure = Failure{.kind = Failure::Kind::kInterrupted};
-    if (!failure && deadline.passed()) failure = Failure{.kind = Failure::Kind::kTimeout};
+    if (!failure && language.interrupted()) failure = Interrupted{};
+    if (!failure && deadline.passed()) failure = Timeout{};
     if (failure) {
       // An operation that others advance, too, goes on after this wait.
       const bool goes_on = !budget.policy().is_helping && budget.extend(operation.help());
@@ -86,10 +86,8 @@ void complete(Operation& operation, double seconds, const WaitPolicy& policy, Wa
   WaitBudget budget(policy, Deadline::after(seconds));
   std::optional<Failure> failure = wait(operation, budget, waiter, language, look);
   if (!failure) return;
-  if (failure->kind == Failure::Kind::kTimeout && failure->seconds == 0) {
-    failure->seconds = seconds;
-    failure->missing = operation.missing();
-  }
+  if (auto* timeout = failure->as<Timeout>(); timeout != nullptr && timeout->seconds == 0)
+    *timeout = {.seconds = seconds, .missing = operation.missing()};
   operation.give_up(*std::move(failure));
 }
 

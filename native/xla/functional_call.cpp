@@ -37,7 +37,7 @@ void HostDevice::exchange(MessageRequest sent, MessageRequest received) {
   group_.messages().run(received, seconds_, language_);
   if (!sending) return;
   const CallQueue::Outcome outcome = group_.calls().await(*sending, Deadline::never(), language_);
-  if (outcome.is_interrupted) throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, sending->call()};
+  if (outcome.is_interrupted) throw OperationFailed{Interrupted{}, sending->call()};
   if (outcome.failure) throw group_.end().reported(*outcome.failure, sending->call());
 }
 

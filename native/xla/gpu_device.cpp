@@ -112,7 +112,7 @@ void GpuDevice::exchange(MessageRequest sent, MessageRequest received) {
     try {
       group_.calls().complete(*operation, language_);
     } catch (const OperationFailed& one) {
-      if (!failed || failed->failure.kind == Failure::Kind::kBroken) failed = one;
+      if (!failed || failed->failure.is<Broken>()) failed = one;
     }
   }
   if (failed) throw OperationFailed(*failed);
@@ -137,8 +137,7 @@ std::shared_ptr<GroupOperation> GpuDevice::start(MessageRequest& request) const 
 void wait_until_copied(StagedTask& staged, int device, const char* what, double seconds, LanguageRuntime& language) {
   const Deadline deadline = Deadline::after(seconds);
   for (int looks = 1; !staged.ready(); ++looks) {
-    if (looks % kLooksBetweenSignals == 0 && language.interrupted())
-      throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, {}};
+    if (looks % kLooksBetweenSignals == 0 && language.interrupted()) throw OperationFailed{Interrupted{}, {}};
     if (deadline.passed()) {
       std::ostringstream text;
       text << "GPU " << device << " has not finished the work that was queued before the " << what << ", after "

@@ -83,7 +83,7 @@ class World {
 
 struct Forgery {
   std::function<void(World&)> forge;
-  Failure::Kind kind;
+  FailureKind kind;
   int peer;
   std::string reason;
 };
@@ -92,17 +92,17 @@ std::vector<Forgery> forgeries(size_t count) {
   const std::string most = ", expected less than 2^63 bytes ";
   const uint64_t wraps = std::numeric_limits<uint64_t>::max() - 2 * count + 1;  // all that it gives comes to zero
   return {
-      {[](World& world) { world.forge(1, 1, kTooMany); }, Failure::Kind::kFailed, 1,
+      {[](World& world) { world.forge(1, 1, kTooMany); }, FailureKind::kFailed, 1,
        "it announced that it gives 1152921504606846976 int64 to rank 1" + most + "to all ranks together"},
-      {[=](World& world) { world.forge(1, 1, wraps); }, Failure::Kind::kFailed, 1,
+      {[=](World& world) { world.forge(1, 1, wraps); }, FailureKind::kFailed, 1,
        "it announced that it gives " + std::to_string(wraps) + " int64 to rank 1" + most + "to all ranks together"},
-      {[](World& world) { world.forge(1, 2, kTooMany); }, Failure::Kind::kFailed, 1,
+      {[](World& world) { world.forge(1, 2, kTooMany); }, FailureKind::kFailed, 1,
        "it announced that it gives 1152921504606846976 int64 to rank 2" + most + "to all ranks together"},
-      {[](World& world) { world.forge(1, 2, kTooMany / 2), world.forge(2, 2, kTooMany / 2); }, Failure::Kind::kFailed,
-       2, "it announced that it expects 576460752303423488 int64 from rank 2" + most + "from all ranks together"},
-      {[](World& world) { world.iovecs[1]->table().input(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
+      {[](World& world) { world.forge(1, 2, kTooMany / 2), world.forge(2, 2, kTooMany / 2); }, FailureKind::kFailed, 2,
+       "it announced that it expects 576460752303423488 int64 from rank 2" + most + "from all ranks together"},
+      {[](World& world) { world.iovecs[1]->table().input(0).count = kTooMany; }, FailureKind::kMismatch, -1,
        "rank 1 gives 1152921504606846976 int64 to rank 0, which expects " + std::to_string(count) + " int64 from it"},
-      {[](World& world) { world.iovecs[1]->table().output(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
+      {[](World& world) { world.iovecs[1]->table().output(0).count = kTooMany; }, FailureKind::kMismatch, -1,
        "rank 0 gives " + std::to_string(count) + " int64 to rank 1, which expects 1152921504606846976 int64 from it"},
   };
 }
@@ -115,8 +115,8 @@ void counts_that_no_memory_holds_are_refused(size_t count) {
     Iovec& victim = *world.iovecs[0];
     check(victim.call->advance() == Progress::kDone, "expected a verdict at once", 0);
     const Failure* failure = victim.call->failure();
-    check(failure != nullptr && failure->kind == forgery.kind && failure->peer == forgery.peer, "kind, rank", 0);
-    check(failure->reason == forgery.reason, failure->reason.c_str(), 0);
+    check(failure != nullptr && failure->kind() == forgery.kind && failure->culprit() == forgery.peer, "kind, rank", 0);
+    check(failure->reason() == forgery.reason, failure->reason().c_str(), 0);
     check(victim.is_untouched(), "expected no output to be written", 0);
   }
 }
@@ -129,12 +129,12 @@ void a_mismatch_says_who_gives_and_who_expects() {
   PairCounts counts;
   const std::optional<Failure> failure = counts.read(
       call, kSize, [](int from, int to) { return from == 2 && to == 1 ? 5 : 4; }, [](int, int) { return 4; });
-  check(failure && failure->kind == Failure::Kind::kMismatch, "expected a mismatch", 0);
-  CHECK_EQUAL(failure->reason, "rank 2 gives 5 int64 to rank 1, which expects 4 int64 from it");
-  CHECK_EQUAL(failure->calls.size(), size_t{kSize});
-  CHECK_EQUAL(failure->calls[0], call.describe());
-  CHECK_EQUAL(failure->calls[1], call.describe() + ", 4 int64 from rank 2");
-  CHECK_EQUAL(failure->calls[2], call.describe() + ", 5 int64 to rank 1");
+  check(failure && failure->is<Mismatch>(), "expected a mismatch", 0);
+  CHECK_EQUAL(failure->as<Mismatch>()->reason, "rank 2 gives 5 int64 to rank 1, which expects 4 int64 from it");
+  CHECK_EQUAL(failure->as<Mismatch>()->calls.size(), size_t{kSize});
+  CHECK_EQUAL(failure->as<Mismatch>()->calls[0], call.describe());
+  CHECK_EQUAL(failure->as<Mismatch>()->calls[1], call.describe() + ", 4 int64 from rank 2");
+  CHECK_EQUAL(failure->as<Mismatch>()->calls[2], call.describe() + ", 5 int64 to rank 1");
 }
 
 // What ranks say of a pair that does not concern this rank, while it looks: as much as they may say.
@@ -165,7 +165,7 @@ void a_ranks_own_counts_are_those_of_its_arrays(size_t count) {
     world.iovecs[0]->call->advance();
     if (!victim.call->is_completed()) victim.call->advance();
   }
-  check(world.iovecs[0]->call->failure()->kind == Failure::Kind::kMismatch, "expected a mismatch", 0);
+  check(world.iovecs[0]->call->failure()->is<Mismatch>(), "expected a mismatch", 0);
   check(victim.call->failure() == nullptr, "expected not to refuse its own arrays", 1);
 }
 

@@ -52,8 +52,9 @@ void unequal_pairs_are_a_mismatch(int size, size_t count) {
     } catch (const OperationFailed& failed) {
       const std::string expected = "rank 0 gives " + std::to_string(given) + " int64 to rank 1, which expects " +
                                    std::to_string(given + 1) + " int64 from it";
-      check(failed.failure.kind == Failure::Kind::kMismatch, "kind of a mismatch", group.rank());
-      check(failed.failure.reason == expected, failed.failure.reason.c_str(), group.rank());
+      check(failed.failure.is<Mismatch>(), "kind of a mismatch", group.rank());
+      check(failed.failure.as<Mismatch>()->reason == expected, failed.failure.as<Mismatch>()->reason.c_str(),
+            group.rank());
     }
     check(call.outputs() == untouched && !went_well, "a mismatch changed an array", group.rank());
   });

@@ -52,9 +52,9 @@ void a_descriptor_that_is_none_is_told_as_such() {
     if (byte == 2) shown.descriptor(kSequence).op = OpKind::kAllReduce;  // the rest can be: but not the bool
     check(calls.mine.advance() == Progress::kDone, "expected a verdict", 0);
     const Failure* failure = calls.mine.failure();
-    check(failure != nullptr && failure->kind == Failure::Kind::kMismatch, "expected a mismatch", 0);
-    const bool known = failure->calls[1] != "a call that this version does not know";
-    check(known == (byte == 2), failure->calls[1].c_str(), 0);
+    check(failure != nullptr && failure->is<Mismatch>(), "expected a mismatch", 0);
+    const bool known = failure->as<Mismatch>()->calls[1] != "a call that this version does not know";
+    check(known == (byte == 2), failure->as<Mismatch>()->calls[1].c_str(), 0);
   }
 }
 
@@ -76,8 +76,9 @@ void small_areas_outside_of_the_arena_or_between_lines_end_the_call() {
     calls.states[1].mine().announcement(kSequence).small = offset;
     check(calls.mine.advance() == Progress::kDone, "expected an end", 0);
     const Failure* failure = calls.mine.failure();
-    check(failure != nullptr && failure->kind == Failure::Kind::kBroken, "kind", 0);
-    check(failure->reason.starts_with("it cannot go on: a peer named shared memory"), failure->reason.c_str(), 0);
+    check(failure != nullptr && failure->is<Broken>(), "kind", 0);
+    check(failure->as<Broken>()->reason.starts_with("it cannot go on: a peer named shared memory"),
+          failure->as<Broken>()->reason.c_str(), 0);
     check(calls.data[0] == values(0, 30), "expected no output to be written", 0);
   }
 }
@@ -112,8 +113,9 @@ void a_failure_record_in_shared_memory_is_checked_before_it_is_believed() {
         world[0].group->calls().run(request, 20, language);
         check(false, "expected a failure", 0);
       } catch (const OperationFailed& failed) {
-        check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
-        check(failed.failure.reason == "its failure record cannot be read", failed.failure.reason.c_str(), 0);
+        check(failed.failure.is<Failed>() && failed.failure.as<Failed>()->peer == 1, "kind, rank", 0);
+        check(failed.failure.as<Failed>()->reason == "its failure record cannot be read",
+              failed.failure.as<Failed>()->reason.c_str(), 0);
       }
     }
   }
@@ -138,14 +140,15 @@ void a_group_whose_memory_is_misplaced_is_not_made() {
       group.handshake("new_group([0, 1])", 20, language);
       check(false, "expected to be refused", 0);
     } catch (const OperationFailed& failed) {
-      check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
-      check(failed.failure.reason.starts_with("a peer named shared memory"), failed.failure.reason.c_str(), 0);
+      check(failed.failure.is<Failed>() && failed.failure.as<Failed>()->peer == 1, "kind, rank", 0);
+      check(failed.failure.as<Failed>()->reason.starts_with("a peer named shared memory"),
+            failed.failure.as<Failed>()->reason.c_str(), 0);
     }
     check(memory.memory().state.load() == MemberState::kFailed, "expected to tell it", 0);
     const GroupMemory& shown = memory.memory();
     const size_t bytes = details_bytes(shown.failure);
     const auto posted = decode(shown.failure, {mine.arena().at(shown.failure_details, bytes), bytes}, 2);
-    check(posted->reason.starts_with("rank 1 failed"), posted->reason.c_str(), 0);
+    check(posted->as<Broken>()->reason.starts_with("rank 1 failed"), posted->as<Broken>()->reason.c_str(), 0);
   }
 }
 

@@ -51,10 +51,10 @@ void a_pair_that_disagrees_is_named_on_every_rank() {
       CollectiveCall operation(group.state(), call.request());
       finish(operation, messages, doorbell);
       const Failure* failure = operation.failure();
-      CHECK(failure != nullptr && failure->kind == Failure::Kind::kMismatch && failure->calls.size() == 4);
+      CHECK(failure != nullptr && failure->is<Mismatch>() && failure->as<Mismatch>()->calls.size() == 4);
       const std::string text = "rank 2 gives " + std::to_string(count + 1) + " int64 to rank 1, which expects " +
                                std::to_string(count) + " int64 from it";
-      CHECK(failure->reason == text && call.outputs() == before);
+      CHECK(failure->as<Mismatch>()->reason == text && call.outputs() == before);
     });
   }
 }
@@ -102,7 +102,7 @@ void a_segment_of_another_length_is_its_senders_fault() {
       CollectiveCall operation(group.state(), call.request());
       finish(operation, messages, doorbell);
       const Failure* failure = operation.failure();
-      CHECK(failure != nullptr && failure->kind == Failure::Kind::kFailed && failure->peer == 1);
+      CHECK(failure != nullptr && failure->is<Failed>() && failure->as<Failed>()->peer == 1);
     });
   }
 }

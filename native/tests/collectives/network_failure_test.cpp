@@ -36,9 +36,9 @@ void a_call_that_differs_fails_on_every_rank_and_changes_nothing() {
         CollectiveCall operation(group.state(), made->request);
         finish(operation, messages, doorbell);
         const Failure* failure = operation.failure();
-        CHECK(failure != nullptr && failure->kind == Failure::Kind::kMismatch && made->array == before);
-        CHECK(failure->calls.size() == 3 && failure->calls[0] == usual.describe());
-        CHECK(failure->calls[2] == other.describe());
+        CHECK(failure != nullptr && failure->is<Mismatch>() && made->array == before);
+        CHECK(failure->as<Mismatch>()->calls.size() == 3 && failure->as<Mismatch>()->calls[0] == usual.describe());
+        CHECK(failure->as<Mismatch>()->calls[2] == other.describe());
       });
     }
   }
@@ -56,7 +56,7 @@ void a_mismatch_is_told_though_one_rank_never_comes() {
       messages.pump();
       poll(nullptr, 0, 5);
     }
-    CHECK(operation.failure()->kind == Failure::Kind::kMismatch && operation.failure()->calls[2] == "nothing yet");
+    CHECK(operation.failure()->is<Mismatch>() && operation.failure()->as<Mismatch>()->calls[2] == "nothing yet");
   });
 }
 
@@ -109,8 +109,8 @@ void counts_that_no_memory_holds_are_refused_by_every_rank() {
     CollectiveCall operation(group.state(), made.request);
     finish(operation, messages, doorbell);
     const Failure* failure = operation.failure();
-    CHECK(failure != nullptr && failure->kind == Failure::Kind::kFailed && failure->peer == 0);
-    CHECK(failure->reason ==
+    CHECK(failure != nullptr && failure->is<Failed>() && failure->as<Failed>()->peer == 0);
+    CHECK(failure->as<Failed>()->reason ==
           "it announced that it gives 1152921504606846976 int64 to rank 0, expected less than 2^63 bytes to all ranks "
           "together");
   });
@@ -127,22 +127,17 @@ void a_rank_lost_in_mid_call_ends_the_call_on_every_survivor() {
     CollectiveCall operation(group.state(), made->request);
     if (world_rank == 2) {
       pump_until(messages, doorbell, [&] { return operation.advance() == Progress::kMoved; });
-      for (const int peer : {0, 3}) {
-        Failure gone{};
-        gone.kind = Failure::Kind::kLost;
-        gone.peer = peer;
-        messages.fail_peer(peer, gone);
-      }
+      for (const int peer : {0, 3}) messages.fail_peer(peer, Lost{.peer = peer});
       return;
     }
     finish(operation, messages, doorbell);
     const Failure* failure = operation.failure();
     CHECK(failure != nullptr);
-    if (failure->kind == Failure::Kind::kFailed) return;  // the other survivor was first, and gave its messages up
+    if (failure->is<Failed>()) return;  // the other survivor was first, and gave its messages up
     const int other = world_rank == 0 ? 3 : 0;
-    CHECK(failure->kind == Failure::Kind::kLost);
-    CHECK(failure->peer == 2 || failure->peer == shuffled_group(world_rank).group_rank(other));
-    messages.fail_peer(other, {.kind = Failure::Kind::kLost, .peer = other});
+    CHECK(failure->is<Lost>());
+    CHECK(failure->as<Lost>()->peer == 2 || failure->as<Lost>()->peer == shuffled_group(world_rank).group_rank(other));
+    messages.fail_peer(other, Lost{.peer = other});
   });
 }
 
@@ -167,8 +162,8 @@ void a_cancelled_call_touches_no_array() {
       for (int moves = 0; in_mid_call && moves < 6;) moves += operation.advance() == Progress::kMoved;
       while (operation.missing().empty() && !operation.is_completed()) operation.advance();  // between two transfers
       CHECK(operation.missing() == std::vector<int>{1});
-      operation.give_up({.kind = Failure::Kind::kTimeout});
-      CHECK(operation.failure()->kind == Failure::Kind::kTimeout);
+      operation.give_up(Timeout{});
+      CHECK(operation.failure()->is<Timeout>());
       CHECK(operation.failure()->wrote || !in_mid_call);
       Bytes().swap(made->array);
       cancelled = true;

@@ -18,8 +18,9 @@ void memory_that_is_refused_ends_the_call() {
   check(hostile.advance() == Progress::kWaiting, "expected to wait", 1);
   states[1].mine().place_small(1, uint64_t{1} << 60);
   check(honest.advance() == Progress::kDone && honest.failure() != nullptr, "expected to fail", 0);
-  check(honest.failure()->kind == Failure::Kind::kBroken, "expected a broken group", 0);
-  check(honest.failure()->reason.starts_with("it cannot go on: "), honest.failure()->reason.c_str(), 0);
+  check(honest.failure()->is<Broken>(), "expected a broken group", 0);
+  check(honest.failure()->as<Broken>()->reason.starts_with("it cannot go on: "),
+        honest.failure()->as<Broken>()->reason.c_str(), 0);
 }
 
 }  // namespace

@@ -132,16 +132,16 @@ void the_next_call_reports_the_failure_of_a_blocking_one() {
   const auto work = group.devices().follow(collective(1), queued_until([] { return false; }), 0.05, true);
   wait_for(*work);
   NoRuntime language;
-  std::vector<Failure::Kind> kinds;
+  std::vector<FailureKind> kinds;
   for (int call = 0; call < 2; ++call) {
     Request barrier;
     try {
       group.calls().run(barrier, 60, language);
     } catch (const OperationFailed& failed) {
-      kinds.push_back(failed.failure.kind);
+      kinds.push_back(failed.failure.kind());
     }
   }
-  check(kinds == std::vector{Failure::Kind::kTimeout, Failure::Kind::kBroken}, "expected one report", 0);
+  check(kinds == std::vector{FailureKind::kTimeout, FailureKind::kBroken}, "expected one report", 0);
 }
 
 // Also where the next call was waiting for another rank when the work failed.
@@ -150,16 +150,16 @@ void a_call_that_waits_reports_the_failure_of_a_blocking_one() {
   Group& group = *world[0].group;
   const auto work = group.devices().follow(collective(1), queued_until([] { return false; }), 0.2, true);
   NoRuntime language;
-  std::vector<Failure::Kind> kinds;
+  std::vector<FailureKind> kinds;
   for (int call = 0; call < 2; ++call) {
     Request barrier;
     try {
       group.calls().run(barrier, 60, language);
     } catch (const OperationFailed& failed) {
-      kinds.push_back(failed.failure.kind);
+      kinds.push_back(failed.failure.kind());
     }
   }
-  check(kinds == std::vector{Failure::Kind::kTimeout, Failure::Kind::kBroken}, "expected one report", 0);
+  check(kinds == std::vector{FailureKind::kTimeout, FailureKind::kBroken}, "expected one report", 0);
 }
 
 void a_barrier_waits_for_the_work_of_collectives() {
@@ -204,7 +204,7 @@ void work_that_fails_ends_the_group(const char* how) {
     const std::string text = work->failure()->summary();
     if (is_first && reason == "throws") check(text.find("out of ink") != std::string::npos, text.c_str(), 0);
     if (is_first && reason == "deadline")
-      check(work->failure()->kind == Failure::Kind::kTimeout && text.find("GPU") != std::string::npos, text.c_str(), 0);
+      check(work->failure()->is<Timeout>() && text.find("GPU") != std::string::npos, text.c_str(), 0);
     check(group.end().is_completed(), "expected the group to have ended", group.rank());
     const auto later = group.devices().follow(collective(2), queued_until([] { return false; }), 60);
     check(later->is_completed() && later->failure() != nullptr, "expected later work to fail", group.rank());

@@ -113,7 +113,7 @@ void leaving_ends_what_a_caller_runs_along() {
     try {
       for (;;) operations.push_back(group.calls().start(request_for(OpKind::kAllReduce, data), 60, &language));
     } catch (const OperationFailed& failed) {
-      check(failed.failure.kind == Failure::Kind::kBroken, "expected a group that was left", 0);
+      check(failed.failure.is<Broken>(), "expected a group that was left", 0);
     }
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -160,12 +160,12 @@ void arrays_in_arenas(int size, bool everywhere) {
   });
 }
 
-Failure::Kind kind_of_failure(Group& group, Request request, double seconds) {
+FailureKind kind_of_failure(Group& group, Request request, double seconds) {
   NoRuntime language;
   try {
     group.calls().run(request, seconds, language);
   } catch (const OperationFailed& failed) {
-    return failed.failure.kind;
+    return failed.failure.kind();
   }
   check(false, "expected a failure", group.rank());
   std::abort();
@@ -176,10 +176,10 @@ void mismatch_changes_nothing(int size) {
   in_all_ranks(world, [](Group& group) {
     std::vector<int64_t> data = values(group.rank(), 500);
     const ReduceOp op = group.rank() == 1 ? ReduceOp::kMax : ReduceOp::kSum;
-    const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data, -1, op), 60);
-    check(kind == Failure::Kind::kMismatch, "expected a mismatch", group.rank());
+    const FailureKind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data, -1, op), 60);
+    check(kind == FailureKind::kMismatch, "expected a mismatch", group.rank());
     check(data == values(group.rank(), 500), "a mismatch changed an array", group.rank());
-    check(kind_of_failure(group, {}, 60) == Failure::Kind::kBroken, "expected a broken group", group.rank());
+    check(kind_of_failure(group, {}, 60) == FailureKind::kBroken, "expected a broken group", group.rank());
   });
 }
 
@@ -217,15 +217,15 @@ void timeout_and_leaving(int size) {
       group.leave();
       return;
     }
-    const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data), 5);
-    check(kind == Failure::Kind::kLost, "expected that rank 0 has left", group.rank());
+    const FailureKind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data), 5);
+    check(kind == FailureKind::kLost, "expected that rank 0 has left", group.rank());
   });
   std::vector<Rank> late = make_world(size);
   in_all_ranks(late, [](Group& group) {
     std::vector<int64_t> data(4);
     if (group.rank() == 0) return;
-    const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data), 0.2);
-    check(kind == Failure::Kind::kTimeout || kind == Failure::Kind::kFailed, "expected a timeout", group.rank());
+    const FailureKind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data), 0.2);
+    check(kind == FailureKind::kTimeout || kind == FailureKind::kFailed, "expected a timeout", group.rank());
   });
 }
 
@@ -237,10 +237,10 @@ void no_call_is_queued_behind_one_that_has_failed() {
   const auto first = group.calls().start(request_for(OpKind::kAllReduce, data), 600);
   const auto second = group.calls().start(request_for(OpKind::kAllReduce, data), 0.01);
   while (!second->is_completed()) std::this_thread::yield();
-  CHECK(second->failure()->kind == Failure::Kind::kTimeout && !first->is_completed());
+  CHECK(second->failure()->is<Timeout>() && !first->is_completed());
   // A caller that has not been told of the second one gets its error first.
-  CHECK(kind_of_failure(group, request_for(OpKind::kAllReduce, data), 600) == Failure::Kind::kTimeout);
-  CHECK(kind_of_failure(group, request_for(OpKind::kAllReduce, data), 600) == Failure::Kind::kBroken);
+  CHECK(kind_of_failure(group, request_for(OpKind::kAllReduce, data), 600) == FailureKind::kTimeout);
+  CHECK(kind_of_failure(group, request_for(OpKind::kAllReduce, data), 600) == FailureKind::kBroken);
   CHECK(!first->is_completed());
 }
 

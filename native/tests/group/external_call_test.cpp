@@ -119,8 +119,9 @@ void ranks_that_differ_reach_no_backend(const std::vector<int>& hosts) {
   in_all_ranks(world, [&](Group& group) {
     std::vector<int64_t> data = values(group.rank(), group.rank() == 2 ? 6 : 5);
     const Failure failure = failure_of(group, external_request(data, board.transfer(group.rank(), data)));
-    check(failure.kind == Failure::Kind::kMismatch, failure.summary().c_str(), group.rank());
-    check(failure.calls[2] == "all_reduce(SUM) of 6 int64", failure.calls[2].c_str(), group.rank());
+    check(failure.is<Mismatch>(), failure.summary().c_str(), group.rank());
+    check(failure.as<Mismatch>()->calls[2] == "all_reduce(SUM) of 6 int64", failure.as<Mismatch>()->calls[2].c_str(),
+          group.rank());
   });
   check(!board.started(), "expected no transfer to start", 0);
 }
@@ -135,7 +136,7 @@ void what_a_backend_throws_ends_the_call_everywhere(const std::vector<int>& host
       if (throws) throw std::runtime_error("out of ink");
       return false;
     });
-    Failure failure;
+    Failure failure = Aborted{};
     if (is_async) {
       const auto operation = group.calls().start(std::move(request), 60);
       while (!operation->is_completed()) std::this_thread::yield();
@@ -143,8 +144,8 @@ void what_a_backend_throws_ends_the_call_everywhere(const std::vector<int>& host
     } else {
       failure = failure_of(group, std::move(request));
     }
-    const Failure::Kind expected = throws ? Failure::Kind::kBroken : Failure::Kind::kFailed;
-    check(failure.kind == expected, failure.summary().c_str(), group.rank());
+    const FailureKind expected = throws ? FailureKind::kBroken : FailureKind::kFailed;
+    check(failure.kind() == expected, failure.summary().c_str(), group.rank());
     check(failure.summary().find("out of ink") != std::string::npos, failure.summary().c_str(), group.rank());
   });
 }
@@ -155,7 +156,7 @@ void a_transfer_that_does_not_end_is_ended_at_the_deadline() {
   const Failure failure =
       failure_of(*world[0].group, external_request(data, [](int, uint64_t, std::vector<int>&) { return false; }), 0.1);
   const std::string text = "its time limit of 0.1 s passed while it waited for its backend, which does not name";
-  check(failure.summary().starts_with(text) && failure.missing.empty(), failure.summary().c_str(), 0);
+  check(failure.summary().starts_with(text) && failure.missing().empty(), failure.summary().c_str(), 0);
 }
 
 // Rank 1's backend waits for nobody; those of the others wait for it, and say so.
@@ -174,7 +175,7 @@ void the_ranks_that_a_backend_waits_for_are_named_at_the_deadline(const std::vec
       awaited = {1};
       return false;
     });
-    Failure failure;
+    Failure failure = Aborted{};
     if (is_async) {
       const auto operation = group.calls().start(std::move(request), 1);
       while (!operation->is_completed()) std::this_thread::yield();
@@ -182,8 +183,8 @@ void the_ranks_that_a_backend_waits_for_are_named_at_the_deadline(const std::vec
     } else {
       failure = failure_of(group, std::move(request), 1);
     }
-    check(failure.missing == std::vector{1}, failure.summary().c_str(), group.rank());
-    if (failure.kind == Failure::Kind::kTimeout) ++failed;
+    check(failure.missing() == std::vector{1}, failure.summary().c_str(), group.rank());
+    if (failure.is<Timeout>()) ++failed;
   });
   check(failed != 0, "expected a deadline", 0);
 }
@@ -269,7 +270,7 @@ void what_a_backend_throws_at_last_ends_the_call_everywhere(const std::vector<in
       if (throws && moved == 2) throw std::runtime_error("out of ink");
       return !throws;
     });
-    Failure failure;
+    Failure failure = Aborted{};
     if (is_async) {
       const auto operation = group.calls().start(std::move(request), 60);
       while (!operation->is_completed()) std::this_thread::yield();
@@ -278,8 +279,8 @@ void what_a_backend_throws_at_last_ends_the_call_everywhere(const std::vector<in
     } else {
       failure = failure_of(group, std::move(request));
     }
-    const Failure::Kind expected = throws ? Failure::Kind::kBroken : Failure::Kind::kFailed;
-    check(failure.kind == expected, failure.summary().c_str(), group.rank());
+    const FailureKind expected = throws ? FailureKind::kBroken : FailureKind::kFailed;
+    check(failure.kind() == expected, failure.summary().c_str(), group.rank());
     check(failure.summary().find("out of ink") != std::string::npos, failure.summary().c_str(), group.rank());
   });
 }
@@ -294,8 +295,8 @@ void a_rank_that_does_not_confirm_is_named_at_the_deadline() {
         failure_of(group, external_request(data, [is_first](int, uint64_t, std::vector<int>&) { return is_first; }),
                    is_first ? 0.2 : 60);
     if (!is_first) return;
-    check(failure.kind == Failure::Kind::kTimeout, failure.summary().c_str(), 0);
-    check(failure.missing == std::vector{1}, failure.summary().c_str(), 0);
+    check(failure.is<Timeout>(), failure.summary().c_str(), 0);
+    check(failure.missing() == std::vector{1}, failure.summary().c_str(), 0);
   });
 }
 
@@ -372,8 +373,9 @@ void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source
       check(count == 4, "expected a mismatch", 1);
     } catch (const OperationFailed& failed) {
       check(count != 4, failed.failure.summary().c_str(), 1);
-      check(failed.failure.kind == Failure::Kind::kMismatch, failed.failure.summary().c_str(), 1);
-      check(failed.failure.calls[0] == "send of 4 int64 to rank 1", failed.failure.calls[0].c_str(), 1);
+      check(failed.failure.is<Mismatch>(), failed.failure.summary().c_str(), 1);
+      check(failed.failure.as<Mismatch>()->calls[0] == "send of 4 int64 to rank 1",
+            failed.failure.as<Mismatch>()->calls[0].c_str(), 1);
     }
   });
 }

@@ -2,6 +2,7 @@
 #include "group/failure_board.hpp"
 
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -20,7 +21,7 @@ GroupView everybody(int rank, int size) {
   return group;
 }
 
-const Failure kTimeout{.kind = Failure::Kind::kTimeout, .seconds = 2.5, .missing = {0, 3}};
+const Failure kTimeout = Timeout{.seconds = 2.5, .missing = {0, 3}};
 
 void what_one_rank_posts_is_read_by_all() {
   for (const LinkKind kind : kLinkKinds) {
@@ -31,7 +32,8 @@ void what_one_rank_posts_is_read_by_all() {
       if (rank == 2) return board.post(kTimeout);
       pump_until(messages, doorbell, [&] { return news == 1; });
       const std::optional<Failure> read = board.read(2);
-      CHECK(read && read->kind == Failure::Kind::kTimeout && read->missing == kTimeout.missing && !board.read(1));
+      CHECK(read && read->is<Timeout>() && read->as<Timeout>()->missing == kTimeout.as<Timeout>()->missing &&
+            !board.read(1));
     });
   }
 }
@@ -62,7 +64,7 @@ void only_the_first_post_of_a_rank_counts_and_nonsense_is_a_failure() {
       return board.post(kTimeout);
     }
     pump_until(messages, doorbell, [&] { return news == 1; });
-    CHECK(board.read(0)->kind == Failure::Kind::kBroken && !board.read(0)->reason.empty());
+    CHECK(board.read(0)->is<Broken>() && !board.read(0)->reason().empty());
   });
 }
 
@@ -82,9 +84,11 @@ void a_group_names_the_missing_ranks_of_a_call_that_another_rank_gave_up() {
         check(false, "expected to fail", group.rank());
       } catch (const OperationFailed& failed) {
         const Failure& failure = failed.failure;
-        if (group.rank() == 0) return check(failure.kind == Failure::Kind::kTimeout, "expected a timeout", 0);
-        check(failure.kind == Failure::Kind::kFailed && failure.peer == 0, "expected the failure of rank 0", 1);
-        check(failure.cause == Failure::Kind::kTimeout && failure.missing == std::vector<int>{2}, "expected data", 1);
+        if (group.rank() == 0) return check(failure.is<Timeout>(), "expected a timeout", 0);
+        check(failure.is<Failed>() && failure.as<Failed>()->peer == 0, "expected the failure of rank 0", 1);
+        check(failure.as<Failed>()->cause == FailureKind::kTimeout &&
+                  failure.as<Failed>()->missing == std::vector<int>{2},
+              "expected data", 1);
         check(failure.call.op == OpKind::kBarrier && failure.call.sequence == 1, "expected the call", 1);
       }
     });
@@ -126,7 +130,7 @@ Failure failure_of_barrier(Group& group) {
     return failed.failure;
   }
   check(false, "expected to fail", group.rank());
-  return {};
+  std::abort();
 }
 
 // Rank 1 alone sees that rank 2 is lost, and leaves. Rank 0, which comes late, still names rank 2.
@@ -135,16 +139,15 @@ void a_late_rank_names_the_lost_rank_and_not_who_left_because_of_it() {
   {
     Engine& engine = *world[1].engine;
     const std::lock_guard lock(engine.messages_mutex());
-    engine.messages().fail_peer(2,
-                                {.kind = Failure::Kind::kLost, .peer = 2, .pid = 102, .reason = "its process ended"});
+    engine.messages().fail_peer(2, Lost{.peer = 2, .pid = 102, .reason = "its process ended"});
   }
   const Failure first = failure_of_barrier(*world[1].group);
-  check(first.kind == Failure::Kind::kLost && first.peer == 2, "expected the loss", 1);
+  check(first.is<Lost>() && first.culprit() == 2, "expected the loss", 1);
   world[1].group.reset();
   world[1].engine.reset();
   const Failure late = failure_of_barrier(*world[0].group);
-  check(late.kind == Failure::Kind::kLost && late.peer == 2 && late.pid == 102, late.summary().c_str(), 0);
-  check(late.reason == "its process ended", late.reason.c_str(), 0);
+  check(late.is<Lost>() && late.culprit() == 2 && late.as<Lost>()->pid == 102, late.summary().c_str(), 0);
+  check(late.reason() == "its process ended", late.reason().c_str(), 0);
 }
 
 // An exception ends rank 1's program: with `at_once` also the call in which the others are.
@@ -155,8 +158,8 @@ void the_exception_that_ends_a_program_is_given_to_the_others_in_full() {
     std::vector<Rank> world = shared ? make_world(2) : make_world_of_sockets(2);
     world[1].engine->fail({.reason = text}, true);
     const Failure failure = failure_of_barrier(*world[0].group);
-    check(failure.kind == Failure::Kind::kFailed && failure.peer == 1 && failure.reason == text, "expected the text",
-          0);
+    check(failure.is<Failed>() && failure.as<Failed>()->peer == 1 && failure.as<Failed>()->reason == text,
+          "expected the text", 0);
   }
 }
 

@@ -79,24 +79,24 @@ void a_member_that_leaves_in_order_says_so_when_it_is_asked_to() {
 void a_member_that_gives_up_says_why() {
   Ranks ranks;
   ranks.both_open(kGroup);
-  const Failure failure{.kind = Failure::Kind::kTimeout, .seconds = 2.5, .missing = {3, 1, 2}};
+  const Failure failure = Timeout{.seconds = 2.5, .missing = {3, 1, 2}};
   ranks.second.close(kGroup, &failure, true);
   ranks.settle();
   const GroupHandshake* received = ranks.first.received(1, kGroup);
-  CHECK(received->ended && received->ended->kind == Failure::Kind::kTimeout && received->ended_ns > 0 &&
-        !received->left);
-  CHECK(received->ended->seconds == 2.5 && received->ended->missing == (std::vector<int>{1, 2, 3}));
+  CHECK(received->ended && received->ended->is<Timeout>() && received->ended_ns > 0 && !received->left);
+  CHECK(received->ended->as<Timeout>()->seconds == 2.5 &&
+        received->ended->as<Timeout>()->missing == (std::vector<int>{1, 2, 3}));
 }
 
 void the_process_that_was_lost_is_passed_on() {
   Ranks ranks;
   ranks.both_open(kGroup);
-  const Failure failure{.kind = Failure::Kind::kLost, .peer = 4, .pid = 4242, .reason = "its process ended"};
+  const Failure failure = Lost{.peer = 4, .pid = 4242, .reason = "its process ended"};
   ranks.second.close(kGroup, &failure, true);
   ranks.settle();
   const Failure& ended = *ranks.first.received(1, kGroup)->ended;
-  CHECK(ended.kind == Failure::Kind::kLost && ended.peer == 4 && ended.pid == 4242);
-  CHECK(ended.reason == "its process ended");
+  CHECK(ended.is<Lost>() && ended.as<Lost>()->peer == 4 && ended.as<Lost>()->pid == 4242);
+  CHECK(ended.as<Lost>()->reason == "its process ended");
 }
 
 void long_words_are_cut_to_fit_and_every_missing_rank_is_named() {
@@ -107,12 +107,13 @@ void long_words_are_cut_to_fit_and_every_missing_rank_is_named() {
   ranks.settle();
   const std::string received = ranks.first.received(1, kGroup)->call;
   CHECK(!received.empty() && received.size() < call.size() && call.starts_with(received));
-  Failure failure{.kind = Failure::Kind::kMismatch, .reason = std::string(5000, 'y')};
-  for (int rank = 0; rank < 3000; ++rank) failure.missing.push_back(rank);
+  Timeout timeout{.reason = std::string(5000, 'y')};
+  for (int rank = 0; rank < 3000; ++rank) timeout.missing.push_back(rank);
+  const Failure failure(timeout);
   ranks.second.close(kGroup, &failure, true);
   ranks.settle();
   const Failure& ended = *ranks.first.received(1, kGroup)->ended;
-  CHECK(ended.missing == failure.missing && ended.reason == std::string(kFailureTextBytes, 'y'));
+  CHECK(ended.missing() == failure.missing() && ended.reason() == std::string(kFailureTextBytes, 'y'));
 }
 
 void a_member_that_is_far_ahead_is_held_back_and_nothing_is_lost() {
@@ -143,11 +144,11 @@ void what_a_member_says_is_made_readable() {
   Ranks ranks;
   ranks.both_open(kGroup);
   ranks.second.open(kOther, {0, 1}, 2, "new\x80_\ngroup");
-  const Failure failure{.kind = Failure::Kind::kMismatch, .reason = "\xff rank"};
+  const Failure failure = Mismatch{.reason = "\xff rank"};
   ranks.second.close(kGroup, &failure, true);
   ranks.settle();
   CHECK(ranks.first.received(1, kOther)->call == "new?_?group");
-  CHECK(ranks.first.received(1, kGroup)->ended->reason == "? rank");
+  CHECK(ranks.first.received(1, kGroup)->ended->reason() == "? rank");
 }
 
 void a_group_that_the_other_makes_alone_is_a_conflict() {
@@ -179,8 +180,8 @@ void a_conflict_ends_when_it_was_reported_or_the_other_has_left() {
 void a_cancelled_group_is_a_conflict_when_the_ranks_disagreed_since_then() {
   Ranks ranks;
   ranks.both_open(kGroup);
-  const Failure disagreed{.kind = Failure::Kind::kMismatch, .reason = "other lists"};
-  const Failure timed_out{.kind = Failure::Kind::kTimeout, .seconds = 1};
+  const Failure disagreed = Mismatch{.reason = "other lists"};
+  const Failure timed_out = Timeout{.seconds = 1};
   ranks.second.open(kOther, {0, 1}, 2, "cancelled for another reason");
   ranks.second.close(kOther, &timed_out, true);
   ranks.settle();
@@ -199,9 +200,9 @@ void a_peer_that_is_lost_is_silent_for_that_reason() {
   ranks.second.open(kOther, {0, 1}, 64, "said before its end");
   ranks.pair.settle();
   CHECK(ranks.first.silenced(1) == nullptr);
-  ranks.pair.first.fail_peer(1, Failure{.kind = Failure::Kind::kLost, .peer = 1, .pid = 99});
+  ranks.pair.first.fail_peer(1, Lost{.peer = 1, .pid = 99});
   ranks.first.receive_arrived();
-  CHECK(ranks.first.silenced(1) != nullptr && ranks.first.silenced(1)->pid == 99);
+  CHECK(ranks.first.silenced(1) != nullptr && ranks.first.silenced(1)->as<Lost>()->pid == 99);
   CHECK(ranks.first.received(1, kGroup)->memory == 8192);
   CHECK(ranks.first.received(1, kOther)->memory == 64);
   CHECK(ranks.first.silenced(0) == nullptr);

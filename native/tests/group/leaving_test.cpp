@@ -60,7 +60,7 @@ void a_late_call_is_not_started_before_its_turn() {
   const auto second = group.calls().start(request_for(OpKind::kAllReduce, data), 0.1);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (!second->is_completed() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-  check(second->is_completed() && second->failure()->kind == Failure::Kind::kTimeout, "expected a timeout", 0);
+  check(second->is_completed() && second->failure()->is<Timeout>(), "expected a timeout", 0);
   check(second->call().sequence == 0, "expected a call without a number", 0);
   check(!first->is_completed() && !group.end().is_completed(), "expected the first call to go on", 0);
 }
@@ -80,7 +80,7 @@ void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
     group->handshake("new_group([0, 1, 2])", 0.05, language);
     check(false, "expected a timeout", 0);
   } catch (const OperationFailed& failed) {
-    check(failed.failure.kind == Failure::Kind::kTimeout, "kind", 0);
+    check(failed.failure.is<Timeout>(), "kind", 0);
   }
   group.reset();
   check(mine.heap().take(bytes) != offset, "expected the memory to be kept", 0);
@@ -132,18 +132,57 @@ Failure failure_of(Group& group, double seconds, int calls = 1) {
 void the_last_rank_learns_the_first_failure() {
   std::vector<Rank> world = make_world(4);
   const Failure first = failure_of(*world[3].group, 0.01);
-  check(first.kind == Failure::Kind::kTimeout, "expected a timeout", 3);
+  check(first.is<Timeout>(), "expected a timeout", 3);
   for (const int rank : {3, 0}) {
     Rank& gone = world[static_cast<size_t>(rank)];
-    if (rank == 0) check(failure_of(*gone.group, 600).peer == 3, "expected the loss of rank 3", 0);
+    if (rank == 0) check(failure_of(*gone.group, 600).culprit() == 3, "expected the loss of rank 3", 0);
     gone.group->leave();
     gone.engine->shutdown();
     while (world[2].engine->peer_status(rank) != PeerStatus::kLeft) std::this_thread::yield();
   }
   const Failure received = failure_of(*world[2].group, 600);
-  check(received.kind == Failure::Kind::kFailed && received.peer == 3, received.summary().c_str(), 2);
-  check(received.reason == "its time limit of 0.01 s passed while it waited for ranks 0, 1, 2", received.reason.c_str(),
-        2);
+  check(received.is<Failed>() && received.culprit() == 3, received.summary().c_str(), 2);
+  check(received.reason() == "its time limit of 0.01 s passed while it waited for ranks 0, 1, 2",
+        received.reason().c_str(), 2);
+}
+
+// What the other ranks read of a member's end: how, why, and which calls it ends.
+void the_end_of_a_member_is_read_in_one_place() {
+  using How = MemberEnd::How;
+  Descriptor first;
+  first.sequence = 1;
+  Descriptor second;
+  second.sequence = 2;
+  Descriptor message;
+  message.op = OpKind::kSend;
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, {0, 1, 0}}) {
+    CASE("%s", text_of(hosts).c_str());
+    std::vector<Rank> world = make_world(3, ReadingRanges::for_this_processor(), kTiny, hosts);
+    const auto read = [&](int rank) {
+      {
+        const std::lock_guard lock(world[0].engine->messages_mutex());
+        world[0].engine->pump();
+      }
+      return world[0].group->members().end_of(rank);
+    };
+    check(!read(1), "expected no end", 0);
+    world[1].group->end().break_with(Broken{"no ink"}, second);
+    const std::optional<MemberEnd> failed = read(1);
+    check(failed && failed->how == How::kFailed && failed->why.culprit() == 1, "expected a failure", 0);
+    check(failed->why.reason() == "no ink" && failed->why.relayed, failed->why.summary().c_str(), 0);
+    check(!failed->ends(first) && failed->ends(second) && failed->ends(message), "of the second call on", 0);
+    world[1].engine->fail({.reason = "ValueError: gone"}, true);
+    const std::optional<MemberEnd> raised = read(1);
+    check(raised && raised->how == How::kRaised && raised->ends(first), "expected its exception", 0);
+    check(raised->why.reason() == "ValueError: gone" && raised->why.culprit() == 1, "expected its text", 0);
+    world[2].engine->fail({.reason = "ValueError: later"}, false);
+    const std::optional<MemberEnd> ending = read(2);
+    check(ending && ending->how == How::kEnding && !ending->ends(message), "expected it to go on", 0);
+    world[2].group->leave();
+    const std::optional<MemberEnd> left = read(2);
+    check(left && left->how == How::kLeft && left->ends(first), "expected it to have left", 0);
+    check(left->why.reason() == "ValueError: later", left->why.summary().c_str(), 0);
+  }
 }
 
 // Rank 0 has an error of its program where its next call would be, or, with a call of its own pending, somewhere: if it
@@ -158,8 +197,8 @@ void an_error_ends_the_next_call(bool is_pending) {
   // The number of the given call is that of a call that has completed; the failure has that of the next one.
   mine.fail_call({.sequence = 7, .op = OpKind::kRankFirst, .root = 0}, "ValueError: made by the test");
   const Failure received = failure_of(other, 600, is_pending ? 2 : 1);
-  check(received.kind == Failure::Kind::kFailed && received.peer == 0, received.summary().c_str(), 1);
-  check(received.reason == "ValueError: made by the test", received.reason.c_str(), 1);
+  check(received.is<Failed>() && received.culprit() == 0, received.summary().c_str(), 1);
+  check(received.reason() == "ValueError: made by the test", received.reason().c_str(), 1);
   if (!is_pending) check(received.call.sequence == 1, "expected the number of the next call", 1);
   check(mine.end().is_completed(), "expected the group to have ended", 0);
   while (pending && !pending->is_completed()) std::this_thread::yield();
@@ -169,6 +208,7 @@ void an_error_ends_the_next_call(bool is_pending) {
 
 int main() {
   RUN_TEST(the_last_rank_learns_the_first_failure);
+  RUN_TEST(the_end_of_a_member_is_read_in_one_place);
   RUN_TEST(what_was_published_stays, 5);
   RUN_TEST(what_was_published_stays, 100);
   RUN_TEST(leaving_ends_what_is_pending);

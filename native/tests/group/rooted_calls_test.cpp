@@ -83,10 +83,10 @@ void a_mismatch_is_found_in_a_later_call() {
       group.calls().run(call.request(), 60, language);
       check(false, "expected a mismatch", group.rank());
     } catch (const OperationFailed& failed) {
-      CHECK(failed.failure.kind == Failure::Kind::kMismatch);
+      CHECK(failed.failure.is<Mismatch>());
       CHECK_EQUAL(failed.failure.call.sequence, uint64_t{1});
       CHECK(failed.failure.call.op == (group.rank() == 0 ? OpKind::kBroadcast : OpKind::kReduce));
-      CHECK_EQUAL(failed.failure.calls.size(), size_t{2});
+      CHECK_EQUAL(failed.failure.as<Mismatch>()->calls.size(), size_t{2});
     }
   });
 }
@@ -97,7 +97,7 @@ void a_mismatch_is_found_by_a_rank_that_leaves() {
   for (Rank& rank : world) {
     rank.group->leave();
     const std::optional<OperationFailed> failed = rank.group->end().take_unraised();
-    CHECK(failed && failed->failure.kind == Failure::Kind::kMismatch && failed->call.sequence == 1);
+    CHECK(failed && failed->failure.is<Mismatch>() && failed->call.sequence == 1);
   }
 }
 

@@ -79,7 +79,7 @@ Failure pass_on(Cycle& cycle, int rank, int turns) {
 
 void test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size, int turns) {
   Cycle cycle(size);
-  std::vector<Failure> failures(static_cast<size_t>(size));
+  std::vector<Failure> failures(static_cast<size_t>(size), Aborted{});
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank)
     threads.emplace_back([&, rank] {
@@ -88,9 +88,9 @@ void test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size,
     });
   for (std::thread& thread : threads) thread.join();
   for (const Failure& failure : failures) {
-    CHECK(failure.kind == Failure::Kind::kDeadlock);
+    CHECK(failure.is<Deadlock>());
     CHECK(failure.summary() == failures[0].summary());
-    CHECK(failure.missing.size() == static_cast<size_t>(size));
+    CHECK(failure.as<Deadlock>()->ranks.size() == static_cast<size_t>(size));
   }
 }
 
@@ -146,7 +146,7 @@ void test_engines_find_a_cycle_of_waits_for_messages(size_t count) {
     // An operation that nobody waited for is not ended by the deadlock, and neither is the group.
     const std::shared_ptr<GroupOperation> other = group.rank() == 0 ? receive : send;
     check(!other->is_completed() && !group.end().is_completed(), "expected it to go on", group.rank());
-    other->give_up({.kind = Failure::Kind::kAborted});
+    other->give_up(Aborted{});
   });
 }
 
@@ -219,7 +219,7 @@ void test_a_verdict_is_for_the_call_that_it_was_found_of() {
     const WaitEdge mine = cycle.boards[0].wait(0).value();
     const WaitEdge theirs{.rank = 1, .next = 0, .op = OpKind::kRecv, .number = 0, .epoch = 2};
     cycle.boards[1].announce({mine, theirs});
-    CHECK(watch.announced()->missing == (std::vector<int>{0, 1}));
+    CHECK(watch.announced()->as<Deadlock>()->ranks == (std::vector<int>{0, 1}));
     cycle.boards[2].announce({theirs});  // of others
     const auto nothing = []() -> std::optional<Awaited> { return std::nullopt; };
     DeadlockDetector later(member, 60, 0);

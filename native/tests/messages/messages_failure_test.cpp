@@ -23,9 +23,9 @@ void a_size_that_differs_fails_that_receive_and_nothing_else() {
       pair.settle();
       if (!receive_first) receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
       pair.settle();
-      CHECK(failed_as(receive, Failure::Kind::kMismatch) && receive->failure()->peer == 0);
-      CHECK(receive->failure()->reason.find(std::to_string(size)) != std::string::npos);
-      CHECK(size <= kEagerBytes ? succeeded(send) : failed_as(send, Failure::Kind::kFailed));
+      CHECK(failed_as<Mismatch>(receive) && receive->failure()->as<Mismatch>()->peer == 0);
+      CHECK(receive->failure()->as<Mismatch>()->reason.find(std::to_string(size)) != std::string::npos);
+      CHECK(size <= kEagerBytes ? succeeded(send) : failed_as<Failed>(send));
       CHECK(std::all_of(into.begin(), into.end(), [](unsigned char byte) { return byte == 0; }));
       auto next = pair.first.send(1, {1, 1}, sent.data(), size);
       auto good = pair.second.receive(0, {1, 1}, into.data(), size);
@@ -41,7 +41,7 @@ void a_cancelled_receive_leaves_its_message_for_the_next() {
   int into[2] = {0, 0};
   auto cancelled = pair.second.receive(0, {1, 1}, &into[0], sizeof(int));
   pair.second.cancel(*cancelled, kCancelled);
-  CHECK(failed_as(cancelled, Failure::Kind::kTimeout) && cancelled->failure()->seconds == 1.5);
+  CHECK(failed_as<Timeout>(cancelled) && cancelled->failure()->as<Timeout>()->seconds == 1.5);
   pair.first.send(1, {1, 1}, &value, sizeof value);
   auto next = pair.second.receive(0, {1, 1}, &into[1], sizeof(int));
   pair.settle();
@@ -60,7 +60,7 @@ void a_cancelled_announcement_was_never_sent() {
   auto send = pair.first.send(1, {1, 1}, second.data(), second.size());
   auto receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
   pair.settle();
-  CHECK(failed_as(cancelled, Failure::Kind::kTimeout) && succeeded(send) && succeeded(receive) && into == second);
+  CHECK(failed_as<Timeout>(cancelled) && succeeded(send) && succeeded(receive) && into == second);
   CHECK(pair.first.flushed());
 }
 
@@ -84,7 +84,7 @@ void a_stream_cancelled_on_either_side_fails_both_and_the_channel_lives() {
     }
     pair.settle();
     CHECK(send->failure() != nullptr && receive->failure() != nullptr);
-    CHECK(failed_as(sender_cancels ? receive : send, Failure::Kind::kFailed));
+    CHECK(failed_as<Failed>(sender_cancels ? receive : send));
     int value = 3;
     int got = 0;
     pair.first.send(1, {1, 1}, &value, sizeof value);
@@ -132,10 +132,10 @@ void a_channel_that_closes_in_mid_message_fails_that_peer() {
     CHECK(!receive->is_completed());
     victim.raw.reset();
     victim.settle();
-    CHECK(failed_as(receive, Failure::Kind::kLost) && receive->failure()->peer == 1);
-    CHECK(failed_as(any, Failure::Kind::kLost));
-    CHECK(failed_as(victim.messages.send(1, {1, 2}, &never, sizeof never), Failure::Kind::kLost));
-    CHECK(failed_as(victim.messages.receive(1, {1, 2}, &never, sizeof never), Failure::Kind::kLost));
+    CHECK(failed_as<Lost>(receive) && receive->failure()->as<Lost>()->peer == 1);
+    CHECK(failed_as<Lost>(any));
+    CHECK(failed_as<Lost>(victim.messages.send(1, {1, 2}, &never, sizeof never)));
+    CHECK(failed_as<Lost>(victim.messages.receive(1, {1, 2}, &never, sizeof never)));
     victim.check_that_rank_2_is_unharmed();
   }
 }
@@ -150,14 +150,11 @@ void what_arrived_before_the_end_is_still_received() {
     CHECK(victim.raw->write_some(&header, sizeof header) == sizeof header);
     CHECK(victim.raw->write_some(&value, sizeof value) == sizeof value);
     victim.raw.reset();
-    Failure killed{};
-    killed.kind = Failure::Kind::kLost;
-    killed.pid = 77;
-    if (told_first) victim.messages.fail_peer(1, killed);
+    if (told_first) victim.messages.fail_peer(1, Lost{.pid = 77});
     victim.settle();
     CHECK(succeeded(victim.messages.receive(1, {1, 1}, &got, sizeof got)) && got == 6);
     auto next = victim.messages.receive(1, {1, 1}, &got, sizeof got);
-    CHECK(failed_as(next, Failure::Kind::kLost) && (next->failure()->pid == 77) == told_first);
+    CHECK(failed_as<Lost>(next) && (next->failure()->as<Lost>()->pid == 77) == told_first);
   }
 }
 
@@ -165,12 +162,12 @@ void what_arrived_before_the_end_is_still_received() {
 void a_channel_that_ends_fails_with_the_peers_exit_record() {
   Victim victim;
   int got = 0;
-  const Failure raised{.kind = Failure::Kind::kFailed, .peer = 1, .reason = "ValueError: no file"};
+  const Failure raised = Failed{.peer = 1, .reason = "ValueError: no file"};
   victim.messages.read_ends_with([&](int peer) { return peer == 1 ? std::optional(raised) : std::nullopt; });
   auto receive = victim.messages.receive(1, {1, 1}, &got, sizeof got);
   victim.raw.reset();
   victim.settle();
-  CHECK(failed_as(receive, Failure::Kind::kFailed) && receive->failure()->reason == raised.reason);
+  CHECK(failed_as<Failed>(receive) && receive->failure()->as<Failed>()->reason == raised.reason());
   victim.check_that_rank_2_is_unharmed();
 }
 
@@ -182,12 +179,9 @@ void fail_peer_fails_every_transfer_with_it() {
   auto posted = pair.first.receive(1, {1, 2}, into.data(), into.size());
   auto any = pair.first.receive(kAnySource, {1, 3}, into.data(), into.size());
   pair.settle();
-  Failure killed{};
-  killed.kind = Failure::Kind::kLost;
-  killed.pid = 99;
-  pair.first.fail_peer(1, killed);
+  pair.first.fail_peer(1, Lost{.pid = 99});
   for (const auto& transfer : {announced, posted, any}) {
-    CHECK(failed_as(transfer, Failure::Kind::kLost) && transfer->failure()->pid == 99);
+    CHECK(failed_as<Lost>(transfer) && transfer->failure()->as<Lost>()->pid == 99);
   }
   CHECK(!pair.first.attached(1) && pair.first.flushed());
 }

@@ -27,8 +27,9 @@ inline bool succeeded(const TransferPtr& transfer) {
   return transfer->is_completed() && transfer->failure() == nullptr;
 }
 
-inline bool failed_as(const TransferPtr& transfer, Failure::Kind kind) {
-  return transfer->is_completed() && transfer->failure() != nullptr && transfer->failure()->kind == kind;
+template <class Kind>
+bool failed_as(const TransferPtr& transfer) {
+  return transfer->is_completed() && transfer->failure() != nullptr && transfer->failure()->is<Kind>();
 }
 
 // Two ranks in one thread: the test decides the order of events.
@@ -88,6 +89,6 @@ struct Victim {
   std::unique_ptr<Channel> raw;
 };
 
-inline const Failure kCancelled{.kind = Failure::Kind::kTimeout, .seconds = 1.5};
+inline const Failure kCancelled = Timeout{.seconds = 1.5};
 
 }  // namespace procgroup::testing

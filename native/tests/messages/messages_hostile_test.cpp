@@ -55,7 +55,7 @@ void frames_that_no_correct_peer_sends_end_that_peer_only() {
     auto receive = victim.messages.receive(1, {1, 1}, &never, sizeof never);
     victim.write(header);
     victim.settle();
-    CHECK(is_lost(victim) && failed_as(receive, Failure::Kind::kLost));
+    CHECK(is_lost(victim) && failed_as<Lost>(receive));
     victim.check_that_rank_2_is_unharmed();
   }
 }
@@ -75,7 +75,7 @@ void more_data_than_announced_and_a_number_used_twice_end_that_peer() {
       victim.write({.kind = FrameKind::kData, .number = 3, .bytes = into.size() + 1});
     }
     victim.settle();
-    CHECK(is_lost(victim) && failed_as(first, Failure::Kind::kLost) && failed_as(second, Failure::Kind::kLost));
+    CHECK(is_lost(victim) && failed_as<Lost>(first) && failed_as<Lost>(second));
     victim.check_that_rank_2_is_unharmed();
   }
 }

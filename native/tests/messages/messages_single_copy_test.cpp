@@ -151,7 +151,7 @@ void another_size_is_refused_before_a_byte_moves() {
   auto receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
   auto send = pair.first.send(1, {1, 1}, sent.data(), sent.size());
   pair.settle();
-  CHECK(failed_as(receive, Failure::Kind::kMismatch) && failed_as(send, Failure::Kind::kFailed));
+  CHECK(failed_as<Mismatch>(receive) && failed_as<Failed>(send));
   CHECK(std::ranges::all_of(into, [](unsigned char byte) { return byte == 0; }) && !pair.exposes_anything());
 }
 
@@ -184,10 +184,10 @@ void a_send_that_is_cancelled_in_mid_read_is_no_message() {
     auto send = pair.first.send(1, {1, 1}, large.data(), large.size());
     read_blocks(pair, blocks);
     pair.first.cancel(*send, kCancelled);
-    CHECK(failed_as(send, Failure::Kind::kTimeout) && !pair.exposes_anything());
+    CHECK(failed_as<Timeout>(send) && !pair.exposes_anything());
     std::ranges::fill(large, static_cast<unsigned char>(0xee));
     pair.settle();
-    CHECK(failed_as(receive, Failure::Kind::kFailed) && pair.first.flushed() && pair.second.is_quiet());
+    CHECK(failed_as<Failed>(receive) && pair.first.flushed() && pair.second.is_quiet());
     auto next = pair.first.send(1, {1, 1}, large.data(), large.size());
     auto good = pair.second.receive(0, {1, 1}, into.data(), into.size());
     pair.settle();
@@ -302,8 +302,8 @@ void a_sender_that_dies_in_mid_read_is_lost() {
   sender.end();
   reader.settle();
   CHECK(!receive->is_completed() && reader.answer().kind == FrameKind::kGrant);
-  reader.messages.fail_peer(0, {.kind = Failure::Kind::kLost, .peer = 0, .pid = 5});
-  CHECK(failed_as(receive, Failure::Kind::kLost));
+  reader.messages.fail_peer(0, Lost{.peer = 0, .pid = 5});
+  CHECK(failed_as<Lost>(receive));
 }
 
 void a_whole_message_is_read_from_another_process() {
@@ -337,7 +337,7 @@ void a_place_that_does_not_exist_harms_nobody() {
     reader.announce(1, into.size());
     reader.settle();
     if (receive->is_completed()) {
-      CHECK(failed_as(receive, Failure::Kind::kLost) && !reader.messages.attached(0));
+      CHECK(failed_as<Lost>(receive) && !reader.messages.attached(0));
     } else {
       CHECK(reader.answer().kind == FrameKind::kGrant);
     }
@@ -356,7 +356,7 @@ void one_number_for_two_exposures_ends_that_peer() {
   reader.announce(1, large.size());
   reader.announce(1, large.size());
   reader.settle();
-  for (const TransferPtr& receive : receives) CHECK(failed_as(receive, Failure::Kind::kLost));
+  for (const TransferPtr& receive : receives) CHECK(failed_as<Lost>(receive));
 }
 
 // A peer acknowledges a message that is not exposed to it: one that was granted, or that does not exist.
@@ -382,7 +382,7 @@ void a_receive_that_is_cancelled_in_mid_read_fails_the_send() {
   pair.second.cancel(*receive, kCancelled);
   into.reset();
   pair.settle();
-  CHECK(failed_as(receive, Failure::Kind::kTimeout) && failed_as(send, Failure::Kind::kFailed));
+  CHECK(failed_as<Timeout>(receive) && failed_as<Failed>(send));
   CHECK(!pair.exposes_anything() && pair.first.flushed() && pair.second.is_quiet());
 }
 
@@ -393,10 +393,10 @@ void a_receiver_that_is_lost_in_mid_read_ends_the_exposure() {
   auto receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
   auto send = pair.first.send(1, {1, 1}, large.data(), large.size());
   read_blocks(pair, 1);
-  pair.first.fail_peer(1, {.kind = Failure::Kind::kLost, .peer = 1, .pid = 5});
-  CHECK(failed_as(send, Failure::Kind::kLost) && !pair.exposes_anything());
+  pair.first.fail_peer(1, Lost{.peer = 1, .pid = 5});
+  CHECK(failed_as<Lost>(send) && !pair.exposes_anything());
   pair.settle();
-  CHECK(failed_as(receive, Failure::Kind::kLost));
+  CHECK(failed_as<Lost>(receive));
 }
 
 void exposures_end_with_their_messages() {

@@ -80,7 +80,7 @@ class Member final : public WaitForGraph {
 
 void a_token_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size, size_t bytes, int turns, LinkKind kind) {
   std::atomic<int> passed{0};
-  std::vector<Failure> failures(static_cast<size_t>(size));
+  std::vector<Failure> failures(static_cast<size_t>(size), Aborted{});
   run_ranks(size, kind, 0, [&](int rank, Messages& messages, Doorbell&) {
     Member member(messages, rank, size);
     std::mt19937 random(static_cast<unsigned>(rank));
@@ -96,7 +96,7 @@ void a_token_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size, size_t
     }
   });
   for (const Failure& failure : failures) {
-    CHECK(failure.kind == Failure::Kind::kDeadlock && failure.missing.size() == failures.size());
+    CHECK(failure.is<Deadlock>() && failure.as<Deadlock>()->ranks.size() == failures.size());
     CHECK(failure.summary() == failures[0].summary());
   }
 }

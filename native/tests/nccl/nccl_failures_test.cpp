@@ -54,7 +54,7 @@ void a_mismatch_ends_all_calls_and_leaves_the_arrays_alone(int size, bool may_ga
     burst.add(kBehind);
     burst.drain();
     const Failure* failure = burst.issued[0].wait();
-    check(failure != nullptr && failure->kind == Failure::Kind::kMismatch, "expected a mismatch", mine.rank());
+    check(failure != nullptr && failure->is<Mismatch>(), "expected a mismatch", mine.rank());
     for (const IssuedCall& call : burst.issued) check(call.wait() != nullptr, "expected a failure", mine.rank());
     CHECK_EQUAL(burst.array.read(), values(mine.rank(), kCount));
   });
@@ -113,8 +113,8 @@ void a_rank_that_never_comes_ends_calls_at_their_deadline() {
     burst.add(kBehind, 0.3);
     burst.drain();
     const Failure* failure = burst.issued[0].wait();
-    check(failure != nullptr && failure->kind == Failure::Kind::kTimeout, "expected a timeout", 0);
-    CHECK_EQUAL(failure->missing, std::vector<int>{1});
+    check(failure != nullptr && failure->is<Timeout>(), "expected a timeout", 0);
+    CHECK_EQUAL(failure->as<Timeout>()->missing, std::vector<int>{1});
     CHECK_EQUAL(burst.array.read(), values(0, kCount));
   });
 }

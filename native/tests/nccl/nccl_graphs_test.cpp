@@ -125,9 +125,10 @@ void a_launch_that_the_others_do_not_make_ends_the_group() {
       const auto [failure, call] =
           failure_of_call([&] { mine.group.calls().run(barrier, kLong, language); }, mine.rank());
       const std::vector<int> missing{1};
-      if (mine.rank() == 0) CHECK(failure.kind == Failure::Kind::kTimeout && call.captured);
-      CHECK(failure.missing == missing);
-      CHECK(failure.reason.ends_with("a replay of this call in a CUDA graph, which does not run on rank 1"));
+      if (mine.rank() == 0) CHECK(failure.is<Timeout>() && call.captured);
+      CHECK(failure.as<Timeout>()->missing == missing);
+      CHECK(failure.as<Timeout>()->reason.ends_with(
+          "a replay of this call in a CUDA graph, which does not run on rank 1"));
     });
     library = world.library();
   }

@@ -71,8 +71,8 @@ void a_rank_that_does_not_register_is_missed() {
       if (mine.rank() == 1) return;
       const IssuedCall call = register_memory(mine, allocate(mine), 0.2);
       const Failure* failure = call.wait();
-      check(failure != nullptr && failure->kind == Failure::Kind::kTimeout, "expected a timeout", 0);
-      CHECK_EQUAL(failure->missing, std::vector<int>{1});
+      check(failure != nullptr && failure->is<Timeout>(), "expected a timeout", 0);
+      CHECK_EQUAL(failure->as<Timeout>()->missing, std::vector<int>{1});
     });
   }
   await_memories(0);

@@ -142,8 +142,9 @@ void sizes_that_differ_are_a_mismatch_that_changes_nothing() {
         group.calls().run(request, 60, language);
         check(false, "expected a mismatch", group.rank());
       } catch (const OperationFailed& failed) {
-        check(failed.failure.kind == Failure::Kind::kMismatch, "a mismatch", group.rank());
-        check(failed.failure.calls[0] != failed.failure.calls[1], "that tells the calls apart", group.rank());
+        check(failed.failure.is<Mismatch>(), "a mismatch", group.rank());
+        check(failed.failure.as<Mismatch>()->calls[0] != failed.failure.as<Mismatch>()->calls[1],
+              "that tells the calls apart", group.rank());
       }
       one.insert(one.end(), two.begin(), two.end());
       check(std::ranges::all_of(one, [](double element) { return element == 7.0; }), "kept", group.rank());

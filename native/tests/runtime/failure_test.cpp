@@ -10,8 +10,7 @@ using namespace procgroup;
 namespace {
 
 std::string said_of(std::vector<int> missing) {
-  const std::string text =
-      Failure{.kind = Failure::Kind::kTimeout, .seconds = 0.5, .missing = std::move(missing)}.summary();
+  const std::string text = Failure(Timeout{.seconds = 0.5, .missing = std::move(missing)}).summary();
   const std::string begin = "its time limit of 0.5 s passed";
   CHECK(text.starts_with(begin));
   return text.substr(begin.size());
@@ -42,7 +41,7 @@ void of_many_ranks_apart_the_first_are_listed() {
 
 void a_limit_is_said_with_three_digits() {
   const auto limit_in = [](double seconds) {
-    const std::string text = Failure{.kind = Failure::Kind::kTimeout, .seconds = seconds}.summary();
+    const std::string text = Failure(Timeout{.seconds = seconds}).summary();
     return text.substr(std::strlen("its time limit of "));
   };
   CHECK(limit_in(0.999849) == "1 s passed");
@@ -52,7 +51,7 @@ void a_limit_is_said_with_three_digits() {
 }
 
 void ranks_of_a_group_have_their_global_names() {
-  const Failure failure{.kind = Failure::Kind::kTimeout, .seconds = 2, .missing = {1, 2}};
+  const Failure failure = Timeout{.seconds = 2, .missing = {1, 2}};
   const std::string begin = "its time limit of 2 s passed while it waited for ";
   const std::vector<int> odd{1, 3, 5};
   CHECK(failure.summary(&odd) == begin + "ranks 3, 5 (ranks 1, 2 of the group)");
@@ -68,35 +67,60 @@ std::vector<int> every_third(int ranks) {
 
 void a_record_names_every_missing_rank_of_a_group_of_any_size() {
   for (const int ranks : {1, 2, 7, 8, 9, 64, 65, 100'000}) {
-    const Failure failure{.kind = Failure::Kind::kTimeout, .seconds = 2.5, .missing = every_third(ranks)};
+    const Failure failure = Timeout{.seconds = 2.5, .missing = every_third(ranks)};
     const std::optional<Failure> read = decode(encode(failure, ranks), ranks);
-    CHECK(read && read->kind == Failure::Kind::kTimeout && read->seconds == 2.5 && read->missing == failure.missing);
+    CHECK(read && read->is<Timeout>() && read->as<Timeout>()->seconds == 2.5 &&
+          read->as<Timeout>()->missing == failure.as<Timeout>()->missing);
   }
 }
 
 void a_record_keeps_the_cause_the_call_and_4_kib_of_text() {
-  Failure failure{.kind = Failure::Kind::kFailed,
-                  .peer = 3,
-                  .pid = 42,
-                  .host = "node-7",
-                  .reason = std::string(5000, 'x'),
-                  .cause = Failure::Kind::kTimeout};
+  Failure failure = Failed{.peer = 3, .reason = std::string(5000, 'x'), .cause = FailureKind::kTimeout, .sudden = true};
   failure.call.op = OpKind::kAllReduce;
   failure.call.sequence = 17;
   const std::optional<Failure> read = decode(encode(failure, 4), 4);
-  CHECK(read && read->kind == Failure::Kind::kFailed && read->cause == Failure::Kind::kTimeout && read->peer == 3);
-  CHECK(read->pid == 42 && read->host == "node-7" && read->reason == std::string(kFailureTextBytes, 'x'));
+  CHECK(read && read->is<Failed>());
+  const Failed& failed = *read->as<Failed>();
+  CHECK(failed.cause == FailureKind::kTimeout && failed.sudden && failed.peer == 3);
+  CHECK(failed.reason == std::string(kFailureTextBytes, 'x'));
   CHECK(read->call.op == OpKind::kAllReduce && read->call.sequence == 17);
   CHECK(encode(failure, 4).size() <= largest_record(4));
 }
 
+// Each field of each kind that other ranks need.
+void every_kind_is_read_as_it_was_written() {
+  const std::vector<Failure> all{Mismatch{.reason = "rank 1 gives 5", .peer = 2},
+                                 Timeout{.seconds = 2, .missing = {0, 3}, .reason = "its backend"},
+                                 Lost{.peer = 1, .pid = 42, .host = "node-7", .reason = "its process ended"},
+                                 Failed{.peer = 3, .reason = "no file", .seconds = 1, .missing = {2}},
+                                 Broken{"it left"},
+                                 Interrupted{},
+                                 Aborted{},
+                                 Deadlock{.reason = "deadlock: rank 0"}};
+  for (const Failure& failure : all) {
+    const std::optional<Failure> read = decode(encode(failure, 4), 4);
+    CHECK(read && read->kind() == failure.kind() && read->culprit() == failure.culprit());
+    CHECK(read->reason() == failure.reason() && read->missing() == failure.missing());
+    CHECK(read->summary() == failure.summary());
+  }
+}
+
+void its_ranks_are_renumbered() {
+  Failure failure = Failed{.peer = 5, .missing = {4, 5, 6}};
+  failure.renumber([](int rank) { return rank == 4 ? -1 : rank - 5; });
+  CHECK(failure.culprit() == 0 && failure.missing() == (std::vector<int>{0, 1}));
+  Failure none = Failed{.peer = -1};
+  none.renumber([](int) { return 7; });
+  CHECK(none.culprit() == -1 && Failure(Aborted{}).culprit() == -1);
+}
+
 void a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable() {
-  const Failure failure{.kind = Failure::Kind::kLost, .peer = 1, .reason = "\xff\n", .missing = {0}};
+  const Failure failure = Failed{.peer = 1, .reason = "\xff\n", .missing = {0}};
   std::vector<std::byte> record = encode(failure, 2);
-  CHECK(decode(record, 2)->reason == "??");
+  CHECK(decode(record, 2)->reason() == "??");
   for (size_t length = 0; length < record.size(); ++length) {
     const std::optional<Failure> cut = decode(std::span(record).first(length), 2);
-    CHECK(length < sizeof(FailureHead) ? !cut : cut->reason.empty() && cut->missing.empty());
+    CHECK(length < sizeof(FailureHead) ? !cut : cut->reason().empty() && cut->missing().empty());
   }
   CHECK(!decode(record, 1));  // a rank, and a bitmap, of a larger group
   for (size_t index = 0; index < record.size(); ++index) {
@@ -108,15 +132,15 @@ void a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable() {
 }
 
 void a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it() {
-  const Failure lost{.kind = Failure::Kind::kLost, .peer = 2, .pid = 7, .reason = "its process ended"};
-  CHECK(as_seen_by(0, 1, lost, nullptr).kind == Failure::Kind::kLost && as_seen_by(0, 1, lost, nullptr).peer == 2);
+  const Failure lost = Lost{.peer = 2, .pid = 7, .reason = "its process ended"};
+  CHECK(as_seen_by(0, 1, lost, nullptr).is<Lost>() && as_seen_by(0, 1, lost, nullptr).culprit() == 2);
   const Failure of_reader = as_seen_by(2, 1, lost, nullptr);  // who was lost lives, and names who gave it up
-  CHECK(of_reader.kind == Failure::Kind::kFailed && of_reader.peer == 1);
-  const Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = 0.5, .missing = {2}};
+  CHECK(of_reader.is<Failed>() && of_reader.as<Failed>()->peer == 1);
+  const Failure timeout = Timeout{.seconds = 0.5, .missing = {2}};
   const Failure seen = as_seen_by(0, 1, timeout, nullptr);
-  CHECK(seen.kind == Failure::Kind::kFailed && seen.peer == 1 && seen.cause == Failure::Kind::kTimeout);
-  CHECK(seen.missing == std::vector<int>{2} && seen.seconds == 0.5);
-  CHECK(seen.reason == "its time limit of 0.5 s passed while it waited for rank 2");
+  CHECK(seen.is<Failed>() && seen.as<Failed>()->peer == 1 && seen.as<Failed>()->cause == FailureKind::kTimeout);
+  CHECK(seen.as<Failed>()->missing == std::vector<int>{2} && seen.as<Failed>()->seconds == 0.5);
+  CHECK(seen.as<Failed>()->reason == "its time limit of 0.5 s passed while it waited for rank 2");
 }
 
 }  // namespace
@@ -129,6 +153,8 @@ int main() {
   RUN_TEST(ranks_of_a_group_have_their_global_names);
   RUN_TEST(a_record_names_every_missing_rank_of_a_group_of_any_size);
   RUN_TEST(a_record_keeps_the_cause_the_call_and_4_kib_of_text);
+  RUN_TEST(every_kind_is_read_as_it_was_written);
+  RUN_TEST(its_ranks_are_renumbered);
   RUN_TEST(a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable);
   RUN_TEST(a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it);
 }

@@ -27,24 +27,23 @@ class Bench final : public Waiter {
   std::atomic<uint32_t> news_{0};
 };
 
-Failure::Kind end_of_a_restless_one(double seconds, const Look& examine) {
+FailureKind end_of_a_restless_one(double seconds, const Look& examine) {
   Restless operation;
   Bench bench;
   NoRuntime language;
   complete(operation, seconds, WaitPolicy{}, bench, language, examine);
   CHECK(operation.is_completed() && operation.failure() != nullptr);
-  return operation.failure()->kind;
+  return operation.failure()->kind();
 }
 
 std::optional<Failure> nothing(const Operation&) { return std::nullopt; }
 
 void what_moves_past_its_deadline_is_cancelled() {
-  CHECK(end_of_a_restless_one(0.001, nothing) == Failure::Kind::kTimeout);
+  CHECK(end_of_a_restless_one(0.001, nothing) == FailureKind::kTimeout);
 }
 
 void what_moves_for_a_lost_rank_is_cancelled() {
-  CHECK(end_of_a_restless_one(3600, [](const Operation&) { return Failure{.kind = Failure::Kind::kLost}; }) ==
-        Failure::Kind::kLost);
+  CHECK(end_of_a_restless_one(3600, [](const Operation&) { return Lost{}; }) == FailureKind::kLost);
 }
 
 class Ending final : public Operation {
@@ -70,7 +69,7 @@ void a_loss_that_a_later_look_does_not_find_is_none() {
   const auto examine = [&](const Operation&) -> std::optional<Failure> {
     if (losses == 2 || (losses == 1 && !again.passed())) return std::nullopt;
     ++losses;
-    return Failure{.kind = Failure::Kind::kLost};
+    return Lost{};
   };
   Bench bench;
   NoRuntime language;
@@ -94,7 +93,7 @@ void a_wait_that_only_helps_ends_at_its_deadline_though_the_operation_moves() {
     return std::nullopt;
   };
   const std::optional<Failure> end = wait(operation, budget, bench, language, look);
-  CHECK(end && end->kind == Failure::Kind::kTimeout && !operation.is_completed());
+  CHECK(end && end->is<Timeout>() && !operation.is_completed());
   CHECK(late_looks <= 1);
 }
 

@@ -224,7 +224,7 @@ void what_is_read_after_the_exposure_does_not_count(OpKind op) {
   CollectiveCall reader(states[0], requests[0]);
   CollectiveCall owner(states[1], requests[1]);
   check(owner.advance() == Progress::kWaiting, "the owner announces", 1);
-  owner.give_up({.kind = Failure::Kind::kTimeout});
+  owner.give_up(Timeout{});
   data[1].assign(data[1].size(), -1);
   for (int look = 0; look < 3; ++look) {
     reader.advance();

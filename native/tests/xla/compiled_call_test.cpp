@@ -90,7 +90,7 @@ void test_a_message_outlives_a_failed_exchange() {
     try {
       call.run(group, arguments.arrays(), made.arrays(), 20, language);
     } catch (const OperationFailed& failed) {
-      CHECK(failed.failure.kind == Failure::Kind::kMismatch);
+      CHECK(failed.failure.is<Mismatch>());
       given.reset();
       has_failed = true;
     }

@@ -233,8 +233,8 @@ void a_rank_that_never_comes() {
     if (mine.rank() == 1) return;
     XlaRank xla_rank(mine);
     const std::optional<Failure> failure = failure_of_call([&] { xla_rank.all_reduce({1}, 0.2); });
-    CHECK(failure && failure->kind == Failure::Kind::kTimeout);
-    CHECK_EQUAL(failure->missing, std::vector<int>{1});
+    CHECK(failure && failure->is<Timeout>());
+    CHECK_EQUAL(failure->as<Timeout>()->missing, std::vector<int>{1});
   });
 }
 
@@ -260,7 +260,7 @@ void a_message_outlives_a_failed_exchange() {
       results.add(std::vector<int64_t>(1000, -1));
       const CompiledCall call({.op = OpKind::kSend, .root = 1, .source = 1, .tag = 5}, {Dtype::kInt64});
       const std::optional<Failure> failure = failure_of_call([&] { xla_rank.run(call, given, results, 0.2); });
-      CHECK(failure && failure->kind == Failure::Kind::kTimeout);
+      CHECK(failure && failure->is<Timeout>());
       has_failed = true;
     }
     while (!has_failed) std::this_thread::yield();
