@@ -271,10 +271,10 @@ CALLS = [
         bool, or one for each dimension: whether the last rank is the neighbour of the first. At a border without a
         neighbour the arrays are not used, and may be None.
 
-        All arrays have one dtype; the sizes may all differ, where what one rank sends is as large as what the other
-        expects. Raises ArgumentError unless ``shape`` has as many elements as the group has ranks; ValueError unless
-        the lists have two arrays for each dimension; CollectiveMismatch on every rank, changing nothing, when shape,
-        periodicity, dtype or sizes do not fit.""",
+        All arrays have one dtype; the sizes may all differ, but both ranks of a pair must give the same size. Raises
+        ArgumentError unless the extents of ``shape`` multiply to the number of ranks and no arrays overlap; ValueError
+        unless the lists have two arrays for each dimension; CollectiveMismatch on every rank, changing nothing, when
+        shape, periodicity, dtype or the sizes of a pair differ.""",
     ),
     Call(
         "all_reduce",

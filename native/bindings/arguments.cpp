@@ -96,7 +96,8 @@ void Arguments::require_outputs_apart() const {
   }
 }
 
-void Arguments::require_disjoint(const std::vector<Block>& inputs, const std::vector<Block>& outputs) const {
+void Arguments::require_disjoint(const std::vector<Block>& inputs, const std::vector<Block>& outputs,
+                                 bool may_share_own) const {
   require_outputs_apart();
   const size_t itemsize = dtype_size(dtype());
   const auto end_of = [&](const Block& block) { return begin_of(block) + block.count * itemsize; };
@@ -114,11 +115,11 @@ void Arguments::require_disjoint(const std::vector<Block>& inputs, const std::ve
     auto next =
         std::ranges::upper_bound(sorted, begin_of(input), {}, [&](const Block* block) { return end_of(*block); });
     for (; next != sorted.end() && begin_of(**next) < end_of(input); ++next) {
-      const bool own = (inputs.size() == 1 || index == rank) && (outputs.size() == 1 || *next == &outputs[rank]);
+      const bool own =
+          may_share_own && (inputs.size() == 1 || index == rank) && (outputs.size() == 1 || *next == &outputs[rank]);
       if (own && begin_of(**next) == begin_of(input) && (*next)->count == input.count) continue;
-      site_.refuse(
-          "an output overlaps with an input; pass separate arrays (only the block of this rank for itself may be "
-          "both)");
+      site_.refuse(std::string("an output overlaps with an input; pass separate arrays") +
+                   (may_share_own ? " (only the block of this rank for itself may be both)" : ""));
     }
   }
 }

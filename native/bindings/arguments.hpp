@@ -67,7 +67,8 @@ class Arguments {
   std::vector<Block> rows(const ArrayView& whole, nb::handle splits, const char* name) const;
 
   // Refuse outputs that overlap with each other, or with an input that is not this rank's own block.
-  void require_disjoint(const std::vector<Block>& inputs, const std::vector<Block>& outputs) const;
+  void require_disjoint(const std::vector<Block>& inputs, const std::vector<Block>& outputs,
+                        bool may_share_own = true) const;
 
   Dtype dtype() const { return issued_->arrays.front().dtype(); }
   std::shared_ptr<Issued> issued() const { return issued_; }

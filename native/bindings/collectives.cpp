@@ -348,8 +348,10 @@ nb::object PythonGroup::neighbor_all_to_all(nb::handle outputs, nb::handle input
       const int output = static_cast<int>(2 * dimension) + (direction == 1 ? 0 : 1);
       if (to >= 0) given.add(to, arguments.one(inputs[input], Access::kRead, "input_tensor_list", input));
       if (from >= 0) taken.add(from, arguments.one(outputs[output], Access::kWrite, "output_tensor_list", output));
-      if (to == site.rank()) require_same_count(site, given.last(), input, taken.last(), output);
-      if (to == from && to != site.rank() && std::max(given.last().count, taken.last().count) > kMostJoined)
+      if (to < 0 || to != from) continue;
+      if (to == site.rank())
+        require_same_count(site, given.last(), input, taken.last(), output);
+      else if (std::max(given.last().count, taken.last().count) > kMostJoined)
         site.refuse("arrays of more than " + std::to_string(kMostJoined) +
                     " elements cannot be exchanged with a rank that is the neighbour on both sides");
     }
@@ -359,7 +361,7 @@ nb::object PythonGroup::neighbor_all_to_all(nb::handle outputs, nb::handle input
   const std::shared_ptr<Issued> issued = arguments.issued();
   if (!issued->arrays.empty()) {
     request.descriptor.dtype = arguments.dtype();
-    arguments.require_disjoint(request.inputs, request.outputs);
+    arguments.require_disjoint(request.inputs, request.outputs, false);
   }
   return issue(std::move(request), {"neighbor_all_to_all", outputs, async_op, seconds}, issued);
 }

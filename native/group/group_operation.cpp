@@ -145,8 +145,7 @@ Progress MessageOperation::advance_transfer(bool& looks) {
     conclude();
     lock.unlock();
     // The sender has begun to move what this receive refuses.
-    if (is_external() && failure() != nullptr && failure()->is<Mismatch>())
-      end_group(*failure(), is_unawaited());
+    if (is_external() && failure() != nullptr && failure()->is<Mismatch>()) end_group(*failure(), is_unawaited());
     return is_completed() ? Progress::kDone : Progress::kMoved;
   }
   return moved ? Progress::kMoved : Progress::kWaiting;

@@ -1,4 +1,4 @@
-// Elements that a call reads or writes in memory of the request's own: those that reduce ops prepare (see
+// Elements that a call reads or writes in memory that the request owns: those that reduce ops prepare (see
 // dtype/reduce_ops.hpp), and those of several arrays for one rank.
 #pragma once
 
@@ -6,13 +6,13 @@
 
 namespace procgroup {
 
-// Let the call read prepared elements, if its op needs such: in memory of the request's own, made right before the call
-// reads them.
+// Let the call read prepared elements, if its op needs them. The request owns their memory, and prepares them right
+// before the call reads them.
 void prepare(Request& request);
 
-// Make one block for each rank, if there are several arrays for a rank. Their elements are joined in memory of the
-// request's own right before the call reads them, and what has come is copied into the arrays when the call has gone
-// well. Arrays on a device are only counted: who moves them has taken their addresses before.
+// Make one block for each rank, if there are several arrays for a rank. The request owns the memory in which their
+// elements are joined, right before the call reads them. If the call succeeds, the received elements are copied into
+// the arrays. Arrays on a device are only counted, because the backend has taken their addresses before.
 void join_blocks(Request& request, int rank, int size, bool on_device = false);
 
 }  // namespace procgroup

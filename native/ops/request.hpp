@@ -13,7 +13,7 @@
 // Blocks are in group-rank order; they may be anywhere in memory, also side by side in one array. The input, or this
 // rank's input block, may have the same address as the output, or as this rank's output block; nothing else overlaps.
 //
-// An operation by pair may have several arrays for one rank. Then as many rows of one block per rank follow each other,
+// An operation by pair may have several arrays for one rank. Then several rows of one block per rank follow each other,
 // in an order on which both ranks of a pair agree. join_blocks makes one row of them, which is what the engine moves.
 #pragma once
 

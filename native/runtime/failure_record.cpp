@@ -100,7 +100,8 @@ std::optional<Failure> decode(const FailureHead& head, std::span<const std::byte
   if (details.size() >= details_bytes(head)) {
     for (uint32_t rank = 0; rank < head.ranks; ++rank)
       if ((details[rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0}) missing.push_back(static_cast<int>(rank));
-    text = readable(reinterpret_cast<const char*>(details.data()) + bitmap_bytes(head.ranks), head.text_bytes);
+    if (head.text_bytes != 0)
+      text = readable(reinterpret_cast<const char*>(details.data()) + bitmap_bytes(head.ranks), head.text_bytes);
   }
   Failure failure = make_failure(head, std::move(text), std::move(missing));
   failure.call = Descriptor::copied_from(&head.call);

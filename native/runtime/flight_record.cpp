@@ -111,7 +111,7 @@ std::vector<RankRun> runs_of(const std::vector<int>& ranks) {
 std::vector<int> members_of(const GroupEntry& entry) {
   const uint32_t runs = entry.runs;
   const int size = entry.size;
-  if (runs > kRuns || size > kMostMembers) return {};
+  if (runs > kRuns || size < 0 || size > kMostMembers) return {};
   std::vector<int> members;
   for (const RankRun& run : std::span(entry.members).first(runs)) {
     const RankRun read = run;  // once: its writer may change it

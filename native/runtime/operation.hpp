@@ -10,7 +10,7 @@
 
 namespace procgroup {
 
-// Of several operations together: the largest.
+// The progress of several operations is the largest one.
 enum class Progress {
   kDone,     // completed, with or without a failure
   kWaiting,  // nothing can be done before another rank acts

@@ -103,7 +103,14 @@ def test_the_shape_of_a_mesh_is_ints(shape: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("periodic", "flags"), [(True, (True, True)), (0, (False, False)), ([True, False], (True, False)), ((1, 0), (1, 0))]
+    ("periodic", "flags"),
+    [
+        (True, (True, True)),
+        (0, (False, False)),
+        ([True, False], (True, False)),
+        ((1, 0), (1, 0)),
+        (np.array([True, False]), (True, False)),
+    ],
 )
 def test_each_dimension_of_a_mesh_is_periodic_or_not(periodic: Any, flags: tuple[bool, ...]) -> None:
     assert checks.periodicity(periodic, 2, "neighbor_all_to_all", 0) == flags

@@ -103,6 +103,7 @@ void every_kind_is_read_as_it_was_written() {
     CHECK(read->reason() == failure.reason() && read->missing() == failure.missing());
     CHECK(read->summary() == failure.summary());
   }
+  CHECK(decode(head_of(Aborted{}, 4), {}, 4)->kind() == FailureKind::kAborted);
 }
 
 void its_ranks_are_renumbered() {

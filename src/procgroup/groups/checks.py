@@ -175,5 +175,5 @@ def periodicity(periodic: Any, dimensions: int, op: str, rank: int) -> tuple[boo
 
 
 def _is_bool(value: Any) -> bool:
-    """Return whether it is a bool, or 0 or 1, as MPI has them."""
-    return isinstance(value, int) and value in (0, 1)
+    """Return whether it is a bool of Python or NumPy, or 0 or 1, as MPI has them."""
+    return (isinstance(value, int) or getattr(value, "shape", None) == ()) and value in (0, 1)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from procgroup.errors.texts import name_ranks
 from procgroup.process.exit_reason import Origin
 
 MAKES_GROUP = "new_group"
@@ -49,7 +50,7 @@ class Call(NamedTuple):
     def name(self) -> str:
         """Return "all_reduce #17 of group 0"."""
         if self.op == MAKES_GROUP:
-            return f"{self.op} of ranks {', '.join(map(str, self.group.members))}"
+            return f"{self.op} of {name_ranks(self.group.members)}"
         return f"{self.op} #{self.sequence} of group {self.group.name}"
 
     @property
