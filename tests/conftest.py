@@ -29,6 +29,8 @@ from tiers import SAMPLED
 # start its threads with every interpreter that imports NumPy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Otherwise the last bit of a product depends on where MKL finds its factors in memory, on some processors.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 # What the surroundings would say to every program that a test starts: of a job that the tests run in, and of colours.
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

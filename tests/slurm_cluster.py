@@ -99,7 +99,7 @@ def running_on(folder: Path, nodes: Sequence[Node], controller: str, controller_
     daemons += [[*node.prefix, "slurmd", "-N", node.name] for node in nodes]
     try:
         for command in daemons:
-            subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, timeout=30)
+            subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, timeout=120)
         _wait_until_idle([*nodes[0].prefix], {**os.environ, **environment}, len(nodes))
         yield environment
     finally:

@@ -79,4 +79,4 @@ def joined(pair: int = 0) -> Iterator[tuple[Host, Host]]:
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=120)

@@ -58,7 +58,7 @@ import outputs
 import two_hosts
 from waiting import started_calls, stop, wait_until
 
-DEFAULT_TIMEOUT = 60.0
+DEFAULT_TIMEOUT = 120.0
 """Seconds that a world may take when the test does not say."""
 
 _SHOWN_LINES = 60

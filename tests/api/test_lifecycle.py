@@ -35,7 +35,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def python(program: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own."""
-    return run_command([sys.executable, "-c", program], timeout=20)
+    return run_command([sys.executable, "-c", program])
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def play_layouts(part_of: type[CasePart]) -> None:
 
 @pytest.mark.parametrize(("transport", "size"), [("shm", 3), ("tcp", 2)])
 def test_any_layout_gives_the_right_numbers_and_changes_nothing_else(transport: str, size: int) -> None:
-    run(play_in_processes, size, environment={"PROCGROUP_TRANSPORT": transport}, timeout=60)
+    run(play_in_processes, size, environment={"PROCGROUP_TRANSPORT": transport})
 
 
 @pytest.mark.torch

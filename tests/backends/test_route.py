@@ -99,5 +99,5 @@ def test_two_hosts_meet_where_the_first_one_s_name_is_its_loopback(tmp_path: Pat
                     text=True,
                 )
             )
-        ends = [process.communicate(timeout=50) for process in processes]
+        ends = [process.communicate(timeout=120) for process in processes]
     assert [output for output, _ in ends] == [f"rank {rank} has 6\n" for rank in range(3)], ends

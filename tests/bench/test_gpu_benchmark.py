@@ -84,7 +84,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_what_was_measured(tmp_path: Pat
         ranks = ranks_of(driver.pid)
         assert len(ranks) == 2
         ranks[0].send_signal(signal.SIGKILL)
-        _, errors = driver.communicate(timeout=40)
+        _, errors = driver.communicate(timeout=120)
     assert driver.returncode == 1
     assert errors.startswith("Stopped; the rows above are what was measured. ")
     assert re.search(r": rank \d has ended, exit status -9$", errors)

@@ -80,7 +80,7 @@ def promise_on_one_rank(rank: int, size: int) -> None:
 
 
 def test_a_promise_that_one_rank_did_not_make_is_a_mismatch() -> None:
-    run(promise_on_one_rank, 2, timeout=60)
+    run(promise_on_one_rank, 2)
 
 
 @pytest.mark.parametrize("value", [True, "", "tree", 1])

@@ -49,7 +49,7 @@ def run_python(text: str, directory: Path) -> None:
         return
     if not is_installed(text):
         return
-    done = world.run_command([sys.executable, "-c", text], directory=directory, timeout=90)
+    done = world.run_command([sys.executable, "-c", text], directory=directory)
     assert done.returncode == 0, f"{text}\n{done.stderr}"
 
 
@@ -75,7 +75,7 @@ def check_output(command: str, expected: list[str], directory: Path) -> None:
         "PYTEST_ADDOPTS": quiet,
         "PROCGROUP_RECORD_DIR": f"{directory}/records",  # other tests run jobs, too
     }
-    done = world.run_command(["bash", "-c", command], directory=directory, environment=environment, timeout=90)
+    done = world.run_command(["bash", "-c", command], directory=directory, environment=environment)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     for line in expected:
         pattern = ".*".join(re.escape(piece) for piece in line.split("..."))

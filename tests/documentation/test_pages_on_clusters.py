@@ -99,7 +99,7 @@ def test_the_line_for_mpiexec_starts_the_ranks(tmp_path: Path) -> None:
     provide_program_of_slurm(tmp_path)
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     line = line_of_slurm("mpiexec").replace("mpiexec", mpi_world.mpiexec("mpich", 4)[0], 1)
-    done = world.run_command(["bash", "-c", line], directory=tmp_path, environment=environment, timeout=60)
+    done = world.run_command(["bash", "-c", line], directory=tmp_path, environment=environment)
     expected = [f"rank {rank} of 4, local rank {rank}: the sum is 10" for rank in range(4)]
     assert sorted(done.stdout.splitlines()) == expected, done.stderr
 

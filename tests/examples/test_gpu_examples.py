@@ -45,7 +45,7 @@ cuda = SimpleNamespace(Device=Device)
 
 def launch(name: str, size: int, **environment: str) -> CompletedProcess[str]:
     command = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", str(size), str(EXAMPLES / f"{name}.py")]
-    return run_command(command, environment=environment, timeout=60)
+    return run_command(command, environment=environment)
 
 
 @pytest.mark.skipif(bool(gpu_arrays.MISSING), reason=gpu_arrays.MISSING)
@@ -62,7 +62,7 @@ def test_cupy_s_arrays_are_reduced_in_groups(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is here")
 def test_without_cupy_the_example_says_what_it_needs() -> None:
-    done = run_command([sys.executable, str(EXAMPLES / "cupy_groups.py")], timeout=30)
+    done = run_command([sys.executable, str(EXAMPLES / "cupy_groups.py")])
     assert done.returncode == 1
     assert re.fullmatch(r"This example needs CuPy and a GPU for each process: pip install .*\n", done.stderr)
 

@@ -62,7 +62,7 @@ def run_programs(folder: Path, play: str, wait: str, size: int, transport: str) 
     with contextlib.ExitStack() as stack:
         places = [rank_environment(rank, size, port, on(transport)) for rank in range(size)]
         ranks = [stack.enter_context(_started(folder, place)) for place in places]
-        outputs = [rank.communicate(timeout=40) for rank in ranks]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
     said = "".join(output + errors for output, errors in outputs)
     print(said)  # for the report of a test that fails
     assert ranks[1].returncode != 0 or "thread" in play, said
@@ -182,8 +182,8 @@ except ImportError:
     port = free_port()
     places = [rank_environment(rank, 2, port, on("shm")) for rank in range(2)]
     with _started(tmp_path, places[0]) as first, _started(tmp_path, places[1]) as second:
-        assert second.communicate(timeout=30) == ("", "")
-        assert first.communicate(timeout=30)[0] == "PeerLost True\n"
+        assert second.communicate(timeout=120) == ("", "")
+        assert first.communicate(timeout=120)[0] == "PeerLost True\n"
 
 
 CHILDREN = """

@@ -40,7 +40,7 @@ def world_in(
 ) -> list[dict[str, Any]]:
     """Run a world of a function of this file after a shell has prepared a namespace for it."""
     command = f'{shell} && exec "{sys.executable}" "{RUN_WORLD}" "{__file__}" {function} 2 25'
-    done = run_command(["unshare", flags, "sh", "-c", command], timeout=40)
+    done = run_command(["unshare", flags, "sh", "-c", command])
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

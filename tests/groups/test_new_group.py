@@ -286,7 +286,7 @@ def make_a_group_behind_many_messages(rank: int, size: int) -> None:
 
 @transports
 def test_a_group_is_made_when_more_messages_than_are_kept_come_before(transport: str) -> None:
-    run(make_a_group_behind_many_messages, 2, environment={"PROCGROUP_TRANSPORT": transport}, timeout=50)
+    run(make_a_group_behind_many_messages, 2, environment={"PROCGROUP_TRANSPORT": transport})
 
 
 def test_a_world_of_one_has_groups_too() -> None:

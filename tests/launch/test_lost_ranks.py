@@ -65,7 +65,7 @@ def launch(tmp_path: Path, *arguments: str) -> CompletedProcess[str]:
     program.write_text(PROGRAM)
     flags, faults = arguments[:-1], arguments[-1].split()
     command = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "4", *flags, str(program), *faults]
-    return run_command(command, timeout=60)
+    return run_command(command)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class Cluster:
         """Run a command on the first node, in the environment of programs that use this MPI."""
         environment = mpi_world.environment_of(mpi) | self.environment
         command = [*self.nodes[0].prefix, *command]
-        return world.run_command(command, directory=directory, environment=environment, timeout=50)
+        return world.run_command(command, directory=directory, environment=environment)
 
     def received(self) -> list[int]:
         """Return how many bytes each node, a host of its own, has received from the others."""

@@ -232,7 +232,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_ranks_train_as_one_process_does(way: str, record_property: Any) -> None:
-    alone = run(train, 1, args=("alone",), timeout=60)[0]
+    alone = run(train, 1, args=("alone",))[0]
     of_ranks = run(train, 2, args=(way,), timeout=80, environment=ON_ONE_GPU)
     record_property("losses", [alone[0], alone[-1], of_ranks[0][-1]])
     assert of_ranks[0] == of_ranks[1]
@@ -265,7 +265,7 @@ def wrap_with_own_ddp(rank: int, size: int) -> dict[str, str]:
 
 @on_cuda
 def test_own_training_takes_a_model_on_a_gpu(record_property: Any) -> None:
-    texts = run(wrap_with_own_ddp, 2, timeout=60)[0]
+    texts = run(wrap_with_own_ddp, 2)[0]
     record_property("texts", texts)
     assert all(text.startswith("returned") for text in texts.values())
 

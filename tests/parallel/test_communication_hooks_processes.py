@@ -48,7 +48,7 @@ def train_with_every_hook(rank: int, size: int) -> list[tuple[str, str, float]]:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 def test_all_ranks_come_to_the_same_bits(transport: str) -> None:
-    ranks = run(train_with_every_hook, 3, environment={"PROCGROUP_TRANSPORT": transport}, torch=True, timeout=60)
+    ranks = run(train_with_every_hook, 3, environment={"PROCGROUP_TRANSPORT": transport}, torch=True)
     assert len(ranks[0]) == 4
     for found in ranks:
         assert [entry[:2] for entry in found] == [entry[:2] for entry in ranks[0]]

@@ -262,6 +262,6 @@ def test_meshes_are_laid_out_as_pytorchs(tmp_path: Path) -> None:
     ours = run_ranks(described_by_us, 8, work, timeout=60)
     rank = 5
     command = [sys.executable, "-W", "ignore", "-c", WITH_TORCH, str(rank), json.dumps(work)]
-    theirs = json.loads(world.run_command(command, timeout=90).stdout.splitlines()[-1])
+    theirs = json.loads(world.run_command(command).stdout.splitlines()[-1])
     for shape, our, their in zip(SHAPES, ours[rank], theirs, strict=True):
         assert json.loads(json.dumps(our)) == their, shape

@@ -191,5 +191,5 @@ dist.destroy_process_group()
 
 
 def test_without_a_group_of_ours_it_asks_torchs() -> None:
-    done = world.run_command([sys.executable, "-W", "ignore", "-c", WITH_TORCHS_GROUP], timeout=90)
+    done = world.run_command([sys.executable, "-W", "ignore", "-c", WITH_TORCHS_GROUP])
     assert done.stdout == "0 1 [0, 1, 2]\n", done.stderr

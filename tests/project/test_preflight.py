@@ -19,7 +19,7 @@ def script(path: Path, text: str) -> str:
 
 
 def preflight(**environment: str) -> subprocess.CompletedProcess[str]:
-    return world.run_command(["sh", PREFLIGHT], environment=environment, timeout=30)
+    return world.run_command(["sh", PREFLIGHT], environment=environment)
 
 
 def test_prints_the_python_to_use_where_nothing_is_lacking() -> None:

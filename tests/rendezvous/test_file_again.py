@@ -57,7 +57,7 @@ def test_a_file_that_is_empty_or_no_store_is_used_or_refused_but_never_hangs(con
     path.write_bytes(content)
     started = time.monotonic()
     try:
-        assert run(meet_and_leave, 2, args=(f"file://{path}",), timeout=25) == [0, 0]
+        assert run(meet_and_leave, 2, args=(f"file://{path}",)) == [0, 0]
     except AssertionError as error:
         assert "DistStoreError" in str(error)
         assert path.read_bytes() == content

@@ -47,7 +47,7 @@ def start_ranks(command: list[str], directory: Path, environment: Mapping[str, s
     """Start the program by a launcher; return what the ranks printed, in order."""
     (directory / "train.py").write_text(PROGRAM)
     program = [*command, sys.executable, "train.py", *arguments]
-    done = world.run_command(program, directory=directory, environment=environment, timeout=60)
+    done = world.run_command(program, directory=directory, environment=environment)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "job key" not in done.stderr, done.stderr
     return in_order(done.stdout)
@@ -108,7 +108,7 @@ else:
 
 def test_tasks_that_do_not_come_are_reported_at_the_deadline(mpiexec: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DEPARTED)
-    done = world.run_command([*mpiexec, "-n", "2", sys.executable, "train.py"], directory=tmp_path, timeout=60)
+    done = world.run_command([*mpiexec, "-n", "2", sys.executable, "train.py"], directory=tmp_path)
     assert "rank 0 of 2: not all tasks of mpiexec (" in done.stdout, done.stderr
     assert "have come to their init_process_group after 2 s" in done.stdout
 
@@ -131,7 +131,7 @@ def test_steps_that_share_a_node_do_not_meet(slurm: Mapping[str, str], tmp_path:
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "steps.sh").write_text(TWO_STEPS)
     command = ["salloc", "-Q", "-n", "4", "sh", "steps.sh", sys.executable, "train.py", "url"]
-    done = world.run_command(command, directory=tmp_path, environment=slurm, timeout=60)
+    done = world.run_command(command, directory=tmp_path, environment=slurm)
     for name in ("first.txt", "second.txt"):
         output = (tmp_path / name).read_text()
         assert output, done.stderr
@@ -148,7 +148,7 @@ def test_srun_starts_ranks_on_several_hosts(hosts: int, tmp_path: Path) -> None:
     with slurm_hosts.running(tmp_path / "slurm", hosts) as (first_host, environment):
         for key in (os.urandom(32).hex(), ""):
             job = {**environment, "PROCGROUP_JOB_KEY": key}
-            done = world.run_command([*first_host, *command], directory=tmp_path, environment=job, timeout=60)
+            done = world.run_command([*first_host, *command], directory=tmp_path, environment=job)
             check_ranks_of_several_hosts(done, key)
 
 
@@ -176,7 +176,7 @@ def test_mpiexec_starts_ranks_on_two_hosts(by: str, mpiexec: list[str], tmp_path
         else:
             flags = ["-launcher", "ssh", "-launcher-exec", shell, "-hosts", ",".join(names), "-ppn", "2"]
         command = [*hosts[0].prefix, *mpiexec, *flags, "-n", "4", sys.executable, "train.py", "url"]
-        done = world.run_command(command, directory=tmp_path, timeout=60)
+        done = world.run_command(command, directory=tmp_path)
     check_ranks_of_several_hosts(done, "announced")
 
 
@@ -191,7 +191,7 @@ def test_the_pods_of_an_indexed_job_meet_at_the_first(tmp_path: Path) -> None:
         def run(index: int) -> subprocess.CompletedProcess[str]:
             environment = {"JOB_COMPLETION_INDEX": str(index), "WORLD_SIZE": "4", "PROCGROUP_JOB_KEY": "5e" * 32}
             command = [*pods[index].prefix, "env", "LOCAL_RANK=0", sys.executable, "train.py", "url"]
-            return world.run_command(command, directory=tmp_path, environment=environment, timeout=60)
+            return world.run_command(command, directory=tmp_path, environment=environment)
 
         for index, done in enumerate(pool.map(run, range(4))):
             assert done.stdout == f"rank {index} of 4, local rank 0, with a key: 10\n", done.stderr

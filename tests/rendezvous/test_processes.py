@@ -109,7 +109,7 @@ def test_a_foreign_server_on_the_port_is_told_apart_from_a_store() -> None:
         port = foreign.getsockname()[1]
         command = [sys.executable, "-c", JOIN, f"tcp://127.0.0.1:{port}", "1", "2", "2"]
         with foreign_that_talks(foreign):
-            done = run_command(command, timeout=20)
+            done = run_command(command)
     assert done.returncode == 1
     assert "DistNetworkError" in done.stderr
 
@@ -206,7 +206,7 @@ def test_a_rank_0_that_is_started_twice_is_named() -> None:
     place = f"127.0.0.1:{free_port()}"
     store = next(rendezvous(f"tcp://{place}", 0, 2, timeout=5))[0]
     command = [sys.executable, "-c", JOIN, f"tcp://{place}", "0", "2", "2"]
-    done = run_command(command, timeout=20)
+    done = run_command(command)
     assert "RendezvousConflict: rank 0 is there already: " in done.stderr, done.stderr
     assert f"pid {os.getpid()} hosts the store at {place}" in done.stderr
     store.close()

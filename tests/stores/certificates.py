@@ -34,4 +34,4 @@ def make(folder: Path) -> Certificates:
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=120)

@@ -276,7 +276,7 @@ def test_a_change_whose_answer_is_lost_is_not_made_twice(kind: str, forwards: bo
 def test_the_program_of_the_documentation_runs(kind: str) -> None:
     name = f"# {kind}_store.py\n"
     (program,) = [block.text for block in blocks(ROOT / "docs" / "stores.md") if block.text.startswith(name)]
-    done = subprocess.run([sys.executable, "-c", program, ADDRESSES[kind]], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program, ADDRESSES[kind]], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

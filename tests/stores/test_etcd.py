@@ -248,5 +248,5 @@ import sys
 from procgroup.stores import etcd
 print(sorted(name for name in ("grpc", "google.protobuf", "requests", "numpy", "redis") if name in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr

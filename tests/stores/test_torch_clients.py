@@ -312,7 +312,7 @@ def test_stock_process_groups_start_at_the_agents_store_in_two_attempts(server: 
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
         }
-        assert run(all_reduce, 4, environment=agent, torch=True, timeout=50) == [(10.0, "gloo")] * 4
+        assert run(all_reduce, 4, environment=agent, torch=True) == [(10.0, "gloo")] * 4
         assert torch_client(server.port).num_keys() > 0
         server.forget_torch()
         assert torch_client(server.port).num_keys() == 0

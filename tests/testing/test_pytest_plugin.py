@@ -28,7 +28,7 @@ def test_failure(ranks):
 def test_a_test_takes_the_fixture_and_a_failure_shows_the_rank(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TEST)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "procgroup.testing.pytest_plugin"]
-    done = world.run_command([*command, "test_it.py"], directory=tmp_path, timeout=60)
+    done = world.run_command([*command, "test_it.py"], directory=tmp_path)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "raised on rank 1 of 2" in done.stdout
     assert "one is no good" in done.stdout

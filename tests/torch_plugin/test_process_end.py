@@ -31,7 +31,7 @@ def run_program(folder: Path, source: str) -> CompletedProcess[str]:
     (folder / "program.py").write_text(BEGINNING + source)
     paths = os.pathsep.join(path for path in (SOURCES, os.environ.get("PYTHONPATH", "")) if path)
     command = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "2", str(folder / "program.py")]
-    return run_command(command, environment={"PYTHONPATH": paths}, timeout=60)
+    return run_command(command, environment={"PYTHONPATH": paths})
 
 
 CALLBACK = """
@@ -81,7 +81,7 @@ may_end.set()
 
 
 def test_a_forked_child_has_callbacks_of_its_own_whether_its_parent_s_are_idle_or_busy() -> None:
-    done = run_command([sys.executable, "-c", FORK], environment={"PYTHONPATH": SOURCES}, timeout=60)
+    done = run_command([sys.executable, "-c", FORK], environment={"PYTHONPATH": SOURCES})
     assert done.stdout == 2 * "callback in the child: True\nthe child has ended\n"
     assert done.stderr == ""
 

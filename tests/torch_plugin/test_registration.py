@@ -34,7 +34,7 @@ def run_program(installed: Path, source: str, **variables: str) -> CompletedProc
     paths = [str(installed), package, os.environ.get("PYTHONPATH", "")]
     environment = {"PYTHONPATH": os.pathsep.join(path for path in paths if path), **variables}
     (installed / "program.py").write_text(source)
-    return run_command([sys.executable, str(installed / "program.py")], environment=environment, timeout=60)
+    return run_command([sys.executable, str(installed / "program.py")], environment=environment)
 
 
 USE = """

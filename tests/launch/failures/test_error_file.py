@@ -138,7 +138,7 @@ def run(source: str, tmp_path: Path, error_file: Path | None) -> subprocess.Comp
     environment = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_ERROR_FILE"}
     if error_file is not None:
         environment["TORCHELASTIC_ERROR_FILE"] = str(error_file)
-    return subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=50)
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=120)
 
 
 DECORATED = """

@@ -90,7 +90,7 @@ def run_agents(script: Path, *flags: str) -> list[tuple[int, str, str]]:
     command = [sys.executable, "-m", "procgroup", "run", "--nnodes", "2", "-n", "2", *place, *flags, str(script)]
     agents = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        outputs = [agent.communicate(timeout=50) for agent in agents]
+        outputs = [agent.communicate(timeout=120) for agent in agents]
     finally:
         for agent in agents:
             agent.kill()

@@ -40,7 +40,7 @@ def test_logs_that_were_kept_without_a_log_directory_outlive_the_next_job(launch
 
 def test_a_rank_may_print_where_the_launcher_has_no_standard_streams(launcher: Launcher) -> None:
     command = f'exec "{sys.executable}" -m procgroup run "{launcher.script(PRINTS)}" <&- >&-'
-    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=30)
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -60,7 +60,7 @@ def test_elastic_launch_writes_to_no_file_that_has_the_number_of_a_closed_stream
             assert elastic_launch(LaunchConfig(), print_and_return)() == {0: 7}
     """)
     command = f'exec "{sys.executable}" "{program}" <&- >&-'
-    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=30)
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert [(launcher.directory / name).read_text() for name in ("first", "second")] == ["", ""]
 
@@ -71,7 +71,7 @@ FULL = "procgroup run: cannot write to stdout: No space left on device\n"
 def run_on_a_full_disk(launcher: Launcher, source: str, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "procgroup", "run", *flags, str(launcher.script(source))]
     with Path("/dev/full").open("wb") as full:
-        return subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+        return subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("flags", [(), ("--hosts", "localhost:1")])

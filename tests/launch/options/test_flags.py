@@ -244,7 +244,7 @@ def test_an_address_is_taken_in_brackets_and_blamed_on_its_own_flag(launcher: An
 
 def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -> None:
     command = [sys.executable, "-m", "procgroup", "run", "-n", "40", str(launcher.script(""))]
-    done = subprocess.run(["prlimit", "--nofile=48:48", *command], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["prlimit", "--nofile=48:48", *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "this process may have no more than 48 open files; raise the limit with: ulimit -n" in done.stderr
 

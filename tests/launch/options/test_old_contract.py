@@ -79,7 +79,7 @@ def launch_node(
 def expect_four_ranks(nodes: Sequence[Process], uses_env: bool) -> None:
     """Wait for two nodes of two ranks each, and expect the place, the arguments and the sum that every rank shows."""
     try:
-        shown = [node.communicate(timeout=45) for node in nodes]
+        shown = [node.communicate(timeout=120) for node in nodes]
     finally:
         for node in nodes:
             node.kill()

@@ -53,7 +53,7 @@ def submit(
     """Run `procgroup submit`, with nothing but the directory's programs and the system's on PATH."""
     paths = {"PATH": f"{directory}/bin:/usr/sbin:/usr/bin:/bin", **(environment or {})}
     command = [sys.executable, "-m", "procgroup", "submit", *arguments]
-    return world.run_command(command, directory=directory, environment=paths, timeout=60)
+    return world.run_command(command, directory=directory, environment=paths)
 
 
 def packages_of(name: str) -> Path:
@@ -71,7 +71,7 @@ def test_a_batch_script_runs_under_slurm(slurm: Mapping[str, str], directory: Pa
     submitted = re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)
     assert submitted
     awaited = ["srun", "--quiet", f"--dependency=afterany:{submitted[1]}", "true"]
-    assert world.run_command(awaited, environment=environment, timeout=60).returncode == 0
+    assert world.run_command(awaited, environment=environment).returncode == 0
     (log,) = directory.glob("train.*.log")
     assert sorted(log.read_text().splitlines()) == [f"{rank}: {line}" for rank, line in enumerate(EXPECTED)]
 
@@ -95,7 +95,7 @@ def test_a_manifest_is_valid(kind: str, directory: Path) -> None:
     check = [str(programs / "kubernetes-validate"), "--strict", "train.yaml"]
     if kind == "jobset":
         check = [str(programs / "python"), str(JOBSET_MODEL), "train.yaml"]
-    done = world.run_command(check, directory=directory, environment={"PYTHONPATH": ""}, timeout=60)
+    done = world.run_command(check, directory=directory, environment={"PYTHONPATH": ""})
     assert done.returncode == 0, done.stderr + done.stdout
     text = (directory / "train.yaml").read_text()
     assert 'command: ["python", "train.py", "a: b", "\\"#"]' in text
@@ -109,7 +109,7 @@ def test_the_checks_find_what_is_wrong_in_a_manifest(directory: Path) -> None:
     path = directory / "train.yaml"
     path.write_text(path.read_text().replace("completionMode", "completionmode"))
     check = [str(programs / "python"), str(JOBSET_MODEL), "train.yaml"]
-    done = world.run_command(check, directory=directory, environment={"PYTHONPATH": ""}, timeout=60)
+    done = world.run_command(check, directory=directory, environment={"PYTHONPATH": ""})
     assert done.returncode != 0 and "has no completionmode" in done.stderr
 
 

@@ -240,5 +240,5 @@ if __name__ == "__main__":
 """
     script = tmp_path / "script.py"
     script.write_text(source)
-    done: Any = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50)
+    done: Any = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.stdout == "{0: 0, 1: 1}\n", done.stderr
