@@ -17,7 +17,7 @@ QUICK = ["--rounds", "2", "--seconds", "0.01", "--timeout", "60"]
 
 def bench(directory: Path, *arguments: str) -> str:
     done = run_command(
-        [sys.executable, "-m", "procgroup", "bench", *arguments, *QUICK], directory=directory, timeout=100
+        [sys.executable, "-m", "procgroup", "bench", *arguments, *QUICK], directory=directory, timeout=250
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -62,7 +62,6 @@ def test_it_draws_and_measures_another_dtype_on_more_ranks(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(240)
 def test_gloo_takes_part_where_pytorch_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "rich.py").write_text("raise ImportError('rich is not installed')")

@@ -29,7 +29,7 @@ import mpi_world
 import two_hosts
 import world
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 """From the start of the processes to the first line of the program on the last rank."""
 EXIT_SECONDS = 5.0
 """From an error, or from the end of the program, to the end of the process."""
@@ -245,10 +245,10 @@ def _limit(bug: Bug, directory: Path, started: float) -> float:
     if not all("start" in of_rank for of_rank in moments):
         return started + START_SECONDS
     last = max(moment for of_rank in moments for moment in of_rank.values())
-    limit = last + min(allowance(bug.within), bug.within + EXIT_SECONDS) + MARGIN_SECONDS
+    limit = last + max(allowance(bug.within), bug.within + EXIT_SECONDS) + MARGIN_SECONDS
     for rank in range(bug.size):
         if seen := _read(directory / f"{rank}.seen"):
-            limit = max(limit, seen["moment"] + EXIT_SECONDS + MARGIN_SECONDS)
+            limit = max(limit, seen["moment"] + allowance(EXIT_SECONDS) + MARGIN_SECONDS)
     return limit
 
 

@@ -83,7 +83,9 @@ def _judge_rank(bug: Bug, one: Seen, fault: float, any_error: bool) -> tuple[str
     if one.rank in bug.guilty and one.rank not in bug.must_raise():
         return _judge_guilty(bug, one, any_error)
     if one.moment is None:
-        return ("hang", f"{who} hangs") if one.status is None else ("crash", f"{who} ended with status {one.status}")
+        if one.status is not None:
+            return "crash", f"{who} ended with status {one.status}"
+        return "hang", f"{who} hangs: {one.output[-3000:]}"  # which has its stacks
     says_intact = one.attributes.get("intact") is True and one.watched == 1
     if one.changed and one.kind and (bug.keeps_arrays or says_intact):
         return "WRONG RESULT", f"{who}: an array has changed: {one.changed}; it raised {one.text}"

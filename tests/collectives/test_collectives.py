@@ -27,7 +27,7 @@ BATCH = 300
 def play_all(cases: list[Case], size: int, transport: str) -> None:
     for start in range(0, len(cases), BATCH):
         batch = cases[start : start + BATCH]
-        all_right(batch, run(play, size, args=(batch,), timeout=90, environment={"PROCGROUP_TRANSPORT": transport}))
+        all_right(batch, run(play, size, args=(batch,), timeout=250, environment={"PROCGROUP_TRANSPORT": transport}))
 
 
 @transports
@@ -35,7 +35,7 @@ def play_all(cases: list[Case], size: int, transport: str) -> None:
 def test_each_operation_is_right_by_each_of_its_schedules(transport: str, size: int) -> None:
     cells = table({"shm": [0] * size, "tcp": range(size), "spanning": [rank % 2 for rank in range(size)]}[transport])
     environment = {"PROCGROUP_TRANSPORT": transport}
-    results = run(play_table, size, args=(cells,), timeout=90, environment=environment)
+    results = run(play_table, size, args=(cells,), timeout=250, environment=environment)
     all_right(cells, results, f"{transport}, {size} ranks: ")
 
 
@@ -58,10 +58,10 @@ def test_every_collective_is_right_between_two_hosts(layout: tuple[int, ...], sa
     size, cells = len(layout), table(layout)
     with two_hosts.joined() as hosts:
         environments = two_hosts.environments(hosts, layout)
-        all_right(cells, run(play_table, size, args=(cells,), timeout=90, environments=environments), f"{layout}: ")
+        all_right(cells, run(play_table, size, args=(cells,), timeout=250, environments=environments), f"{layout}: ")
         if AT_LENGTH:
             cases = choose(EVERY_RANK, size, sampled, budget=200)[:BATCH]
-            all_right(cases, run(play, size, args=(cases,), timeout=90, environments=environments))
+            all_right(cases, run(play, size, args=(cases,), timeout=250, environments=environments))
 
 
 @transports

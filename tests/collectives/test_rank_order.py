@@ -64,7 +64,7 @@ def promise(rank: int, size: int) -> list[str]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_groups_that_promise_rank_order_give_it_whatever_the_layout(transport: str) -> None:
-    assert run(promise, 4, timeout=100, environment={"PROCGROUP_TRANSPORT": transport}) == [[]] * 4
+    assert run(promise, 4, timeout=250, environment={"PROCGROUP_TRANSPORT": transport}) == [[]] * 4
 
 
 def promise_on_one_rank(rank: int, size: int) -> None:

@@ -31,14 +31,14 @@ def every_fourth(request: pytest.FixtureRequest, sampled: bool) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_the_page_lists_what_torch_has(torch_names: write.Names) -> None:
     expected = write.page(torch_names)
     assert write.PAGE.read_text() == expected, "run: python tests/compat/write.py"
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_signatures_are_torchs(torch_names: write.Names) -> None:
     different = {}
     for name, described in torch_names[write.TORCH].items():

@@ -53,7 +53,7 @@ def torch_names() -> Names:
     """Return what torch.distributed has: {module: {name: description}}."""
     program = [sys.executable, "-W", "ignore", str(HERE / "torch_names.py")]
     alone = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # without what procgroup's plug-in adds to torch
-    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=150, env=alone)
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=250, env=alone)
     names: Names = json.loads(done.stdout.splitlines()[-1])
     return names
 

@@ -28,7 +28,7 @@ def explain(directory: Path, *flags: str) -> tuple[int, str]:
     """Run the command on the newest job of a directory; return its exit status and what it prints."""
     command = [sys.executable, "-m", "procgroup", "explain", *flags]
     environment = os.environ | {"PROCGROUP_RECORD_DIR": str(directory)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -137,7 +137,7 @@ def test_after_the_end_of_a_job_the_rank_that_raised_is_named_with_its_exception
     program.write_text(RAISES)
     environment = os.environ | {"PROCGROUP_RECORD_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "4", str(program)]
-    assert run_command(command, timeout=100, environment=environment).returncode == 1
+    assert run_command(command, timeout=250, environment=environment).returncode == 1
     line = sentence(tmp_path, "rank 2")
     assert re.fullmatch(
         r"rank 2 failed: ValueError: no such file \(program\.py:8\)(, \d+\.\d s ago)?; it was in no call; its last was "

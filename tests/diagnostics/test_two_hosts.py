@@ -42,7 +42,7 @@ def doctor(hosts: tuple[Host, Host], directory: Path, ranks: int = 2) -> tuple[d
         flags = ("--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={ranks}", "--log-prefix=", *address)
         command = [sys.executable, "-m", "procgroup", "run", *flags, "-m", "procgroup", "doctor", "--json"]
         key = {"PROCGROUP_JOB_KEY": "ab" * 16}
-        return run_command(hosts[node].command(command), directory=directory, environment=key, timeout=100)
+        return run_command(hosts[node].command(command), directory=directory, environment=key, timeout=250)
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(start, range(2))
@@ -59,7 +59,7 @@ def test_the_page_s_lines_print_what_the_page_shows(hosts: tuple[Host, Host], tm
     def start(line: tuple[str, str, str]) -> None:
         host, command, expected = line
         inside = hosts[int(host) - 1].command(["bash", "-c", command])
-        done = run_command(inside, directory=tmp_path, environment=environment, timeout=100)
+        done = run_command(inside, directory=tmp_path, environment=environment, timeout=250)
         # On a busy machine other messages than the largest may be the fastest, and then their size is printed; below
         # 0.1 GB/s the unit is MB/s.
         printed = re.sub(r" \(messages of [^)]*\)", "", done.stdout).replace(" MB/s", " GB/s")

@@ -24,7 +24,7 @@ def test_examples_print_what_the_pages_show() -> None:
     wrong = []
     for ranks, group in by_ranks.items():
         programs = [example.program for example in group]
-        printed = run(play, ranks or 1, args=(programs, [free_port() for _ in programs]), timeout=100)
+        printed = run(play, ranks or 1, args=(programs, [free_port() for _ in programs]), timeout=250)
         for number, example in enumerate(group):
             lines = {
                 line if ranks else line.split("] ", 1)[1] for rank in printed for line in rank[number].splitlines()

@@ -58,7 +58,7 @@ def test_the_lines_for_two_hosts_start_a_job(
         line = line.replace("PROCGROUP_JOB_KEY=KEY", key)
         expected = expected.replace(f" host{host}]", f" {socket.gethostname()}]")  # both hosts are this machine
         inside = hosts[int(host) - 1].command(["bash", "-c", line])
-        done = world.run_command(inside, directory=tmp_path, environment=environment, timeout=100)
+        done = world.run_command(inside, directory=tmp_path, environment=environment, timeout=250)
         assert done.returncode == 0, done.stderr
         assert sorted(done.stdout.splitlines()) == sorted(expected.splitlines()), done.stderr
         assert "without a job key" not in done.stderr
@@ -86,7 +86,7 @@ def test_the_line_for_srun_starts_the_ranks(slurm: Mapping[str, str], tmp_path: 
     provide_program_of_slurm(tmp_path)
     environment = {**slurm, "PATH": f"{tmp_path}/bin:{slurm['PATH']}"}
     command = shlex.split(line_of_slurm("srun"))
-    done = world.run_command(command, directory=tmp_path, environment=environment, timeout=100)
+    done = world.run_command(command, directory=tmp_path, environment=environment, timeout=250)
     expected = [f"rank {rank} of 4, local rank {rank}: the sum is 10" for rank in range(4)]
     assert sorted(done.stdout.splitlines()) == expected, done.stderr
 

@@ -19,10 +19,9 @@ pytest.importorskip("sklearn")
 def train(size: int, checkpoint: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", str(size)]
     script = [str(SCRIPT), "--checkpoint", str(checkpoint), "--epochs", "3", "--every", "3", *arguments]
-    return world.run_command([*launcher, *script], timeout=100)
+    return world.run_command([*launcher, *script], timeout=250)
 
 
-@pytest.mark.timeout(170)
 def test_restarts_change_nothing_in_the_result(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.npz", tmp_path / "parts.npz"
     assert train(1, whole).returncode == 0

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 def train(directory: Path, ranks: int, *arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
     """Return what the ranks print, without the losses."""
     launcher = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", str(ranks), *flags, str(SCRIPT)]
-    done = world.run_command([*launcher, *arguments], directory=directory, timeout=100)
+    done = world.run_command([*launcher, *arguments], directory=directory, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return re.sub(r" loss \d+\.\d+,", "", done.stdout).splitlines()
 

@@ -307,4 +307,4 @@ def test_calls_that_another_library_may_make_from_its_threads_could_end_a_wait()
 
 @transports
 def test_no_sound_program_is_called_deadlocked(transport: str) -> None:
-    run(sound_programs, 2 * len(SOUND), timeout=90, environment=on(transport))
+    run(sound_programs, 2 * len(SOUND), timeout=250, environment=on(transport))

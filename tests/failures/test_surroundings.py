@@ -231,6 +231,6 @@ def test_nothing_is_left_when_all_ranks_are_killed(transport: str, tmp_path: Pat
         f"__name__ == '__main__' and look({transport!r})"
     )
     command = ["unshare", "-mn", "sh", "-c", f'{shell} && exec "{sys.executable}" -c "$0"', program]
-    done = run_command(command, timeout=100)
+    done = run_command(command, timeout=250)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"files": [], "sockets": [], "listening": []}

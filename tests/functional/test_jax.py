@@ -113,7 +113,7 @@ def play_derivatives(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_values_derivatives_and_batches_are_those_of_one_process(size: int) -> None:
-    run(play_derivatives, size, timeout=100)
+    run(play_derivatives, size, timeout=250)
 
 
 def play_control_flow(rank: int, size: int) -> None:
@@ -178,7 +178,7 @@ def play_control_flow(rank: int, size: int) -> None:
 
 
 def test_loops_and_branches() -> None:
-    run(play_control_flow, 3, timeout=100)
+    run(play_control_flow, 3, timeout=250)
 
 
 def play_types(rank: int, size: int) -> None:
@@ -247,7 +247,7 @@ def play_types(rank: int, size: int) -> None:
 
 
 def test_types_shapes_and_refusals() -> None:
-    run(play_types, 2, timeout=100)
+    run(play_types, 2, timeout=250)
 
 
 def play_order(rank: int, size: int) -> None:
@@ -278,4 +278,4 @@ def play_order(rank: int, size: int) -> None:
 
 
 def test_calls_inside_and_outside_keep_one_order() -> None:
-    run(play_order, 2, timeout=100)
+    run(play_order, 2, timeout=250)

@@ -138,7 +138,7 @@ def play_alike(rank: int, size: int) -> None:
 
 
 def test_ranks_inside_and_outside_of_jit_meet_with_every_dtype_and_size() -> None:
-    run(play_alike, 3, timeout=100, environment=FAST)
+    run(play_alike, 3, timeout=250, environment=FAST)
 
 
 def play_refusals_and_life(rank: int, size: int) -> None:

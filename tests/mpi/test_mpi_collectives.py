@@ -28,7 +28,7 @@ from mpi_world import BACKEND, MPIS, lacks, run
 from oracle import COMPLEX, FLOAT8, FLOATS, digest, is_defined, numpy_dtype
 from tiers import SAMPLED
 
-pytestmark = pytest.mark.timeout(120 if SAMPLED else 7200)
+pytestmark = pytest.mark.timeout(300 if SAMPLED else 7200)
 
 mpis = pytest.mark.parametrize(
     "mpi", [pytest.param(mpi, marks=pytest.mark.skipif(bool(lacks(mpi)), reason=lacks(mpi))) for mpi in MPIS]
@@ -176,7 +176,7 @@ def cases_of(size: int, sampled: bool) -> dict[str, list[Case]]:
 
 @once
 def played(mpi: str, size: int, sampled: bool) -> list[Played]:
-    return run(play, size, mpi=mpi, args=(cases_of(size, sampled),), timeout=100 if sampled else 7000)
+    return run(play, size, mpi=mpi, args=(cases_of(size, sampled),), timeout=250 if sampled else 7000)
 
 
 @mpis

@@ -74,7 +74,7 @@ def play_path(rank: int, size: int, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_handler_by_nccl_and_through_host_memory(backend: str) -> None:
-    run(play_path, 2, args=(backend,), timeout=100, environment=GPUS)
+    run(play_path, 2, args=(backend,), timeout=250, environment=GPUS)
 
 
 def play_errors(rank: int, size: int) -> None:
@@ -106,4 +106,4 @@ def play_errors(rank: int, size: int) -> None:
 
 
 def test_errors_of_the_handler_are_kept() -> None:
-    run(play_errors, 2, timeout=100, environment=GPUS)
+    run(play_errors, 2, timeout=250, environment=GPUS)

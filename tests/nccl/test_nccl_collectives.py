@@ -528,7 +528,7 @@ def play(rank: int, size: int, cases_of: dict[str, list[Case]]) -> Played:
 @once
 def played(size: int, sampled: bool) -> list[Played]:
     cases_of = {kind: make(size, sampled) for kind, make in KINDS.items()}
-    return run(play, size, args=(cases_of,), timeout=150 if sampled else 7000, environment=GPUS)
+    return run(play, size, args=(cases_of,), timeout=250 if sampled else 7000, environment=GPUS)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

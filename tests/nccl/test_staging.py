@@ -215,7 +215,7 @@ SHARED = {**GPUS, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 @once
 def played(size: int, sampled: bool) -> list[Played]:
-    return run(play, size, args=(every_kind(size, sampled),), timeout=150 if sampled else 7000, environment=SHARED)
+    return run(play, size, args=(every_kind(size, sampled),), timeout=250 if sampled else 7000, environment=SHARED)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

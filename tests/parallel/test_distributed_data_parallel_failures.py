@@ -372,7 +372,7 @@ def test_who_has_a_batch_more_learns_of_join(tmp_path: Path) -> None:
     program = tmp_path / "uneven.py"
     program.write_text(UNEVEN)
     command = [sys.executable, "-m", "procgroup", "run", "-n", "2", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 1
     assert (
         "Does that rank have fewer batches? With inputs of uneven lengths, train in: with model.join():" in done.stderr

@@ -348,7 +348,7 @@ def train_under_the_launcher(*flags: str, deaths: str, restarts: int = 6) -> lis
             *(sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "4", "--replace"),
             *("--max-restarts", str(restarts), str(PROGRAM), deaths, *flags),
         ],
-        timeout=90,
+        timeout=250,
         environment={"PYTHONPATH": str(PROGRAM.parent.parent)},
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -37,7 +37,7 @@ WORLDS = [
 if not SAMPLED:
     WORLDS = list(product([1, 2, 3, 4, 7], ["shm", "tcp", "spanning"]))
 
-SECONDS = 100 if SAMPLED else 3500
+SECONDS = 250 if SAMPLED else 3500
 pytestmark = pytest.mark.timeout(SECONDS + 20)
 
 

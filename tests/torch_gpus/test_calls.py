@@ -45,7 +45,7 @@ def make_the_calls(rank: int, size: int, way: str) -> dict[str, str]:
 @pytest.fixture(scope="module", params=list(WAYS))
 def of_ranks(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     environment = {"PROCGROUP_STAND_IN_GPUS": "3", "PROCGROUP_STAND_IN_DELAY_US": "100", **WAYS[request.param]}
-    return run(make_the_calls, 3, args=(request.param,), timeout=100, torch="gpus", environment=environment)
+    return run(make_the_calls, 3, args=(request.param,), timeout=250, torch="gpus", environment=environment)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -76,7 +76,7 @@ def loss_of(deaths: str) -> float:
         "6",
     )
     environment = stand_in_torch.environment(gpus=SIZE)
-    done = run_command([*launcher, str(PROGRAM), deaths], timeout=90, environment=environment)
+    done = run_command([*launcher, str(PROGRAM), deaths], timeout=250, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.partition(" digest ")[2] for line in done.stdout.splitlines() if " digest " in line]
     assert len(lines) == SIZE

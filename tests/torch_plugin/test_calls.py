@@ -49,7 +49,7 @@ def test_sparse_tensors_are_summed_in_silence() -> None:
 
 @pytest.fixture(scope="module")
 def of_ranks() -> list[dict[str, str]]:
-    return run(make_the_calls, 3, timeout=100, torch=True)
+    return run(make_the_calls, 3, timeout=250, torch=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

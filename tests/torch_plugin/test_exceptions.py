@@ -88,7 +88,7 @@ def test_an_exception_ends_the_calls_of_the_others(tmp_path: Path, backend: str,
             "PROCGROUP_REPLACE_GLOO": str(int(backend == "gloo")),
         },
         directory=tmp_path,
-        timeout=100,
+        timeout=250,
     )
     output = done.stdout + done.stderr
     for case in ("irecv", "all_reduce", "backward"):

@@ -64,7 +64,7 @@ def use_groups_of_torch(rank: int, size: int) -> None:
 
 
 def test_groups_of_torch_are_taken_wherever_a_group_may_be_given() -> None:
-    run(use_groups_of_torch, 3, timeout=100, torch=True)
+    run(use_groups_of_torch, 3, timeout=250, torch=True)
 
 
 def have_another_backend(rank: int, size: int) -> None:
@@ -152,6 +152,6 @@ def test_in_the_join_of_torch_gradients_are_divided_by_all_ranks_or_those_that_t
 
 
 def test_the_join_of_torch_takes_our_models_beside_its_own_joinables() -> None:
-    found = run(join_with_torch, 3, timeout=100, torch=True)
+    found = run(join_with_torch, 3, timeout=250, torch=True)
     assert [done for _, done in found] == [2, 2, 2]
     assert [model_after for model_after, _ in found] == [found[0][0]] * 3

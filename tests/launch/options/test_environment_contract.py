@@ -149,7 +149,7 @@ def test_a_program_of_stock_pytorch_meets_at_the_port_that_the_launcher_keeps(la
     print("sum", total.item())
     dist.destroy_process_group()  # stock Gloo's threads may abort a process that ends without
     """
-    done = launcher.run(source, "--nproc-per-node", "2", timeout=100)
+    done = launcher.run(source, "--nproc-per-node", "2", timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2.0") == 2
 

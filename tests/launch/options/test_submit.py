@@ -192,7 +192,7 @@ def run_with_ray(directory: Path, *arguments: str) -> subprocess.CompletedProces
         }
         command = [str(python), "-m", "procgroup.submit.ray_ranks", "--ranks", "4", "--cpus-per-rank", "0.25"]
         program = ["--", str(python), str(directory / "train.py"), *arguments]
-        return world.run_command([*command, *program], directory=directory, environment=environment, timeout=100)
+        return world.run_command([*command, *program], directory=directory, environment=environment, timeout=250)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from world import free_port
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(170)]
+pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 PROGRAM = """
@@ -57,7 +57,7 @@ def run_nodes(
         for line in lines
     ]
     try:
-        printed = [node.communicate(timeout=150)[0] for node in nodes]
+        printed = [node.communicate(timeout=250)[0] for node in nodes]
     finally:
         for node in nodes:
             node.kill()

@@ -162,7 +162,7 @@ def kill_one(job: Job, starts: Sequence[Start], number: int, then: str) -> None:
     os.kill(starts[killed].pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=[SLOW, pytest.mark.timeout(200)])])
+@pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=[SLOW, pytest.mark.timeout(400)])])
 @pytest.mark.parametrize(
     "then",
     [pytest.param("pass", marks=SLOW), "dist.all_reduce(total)"],
