@@ -21,7 +21,7 @@ import pytest
 import procgroup as dist
 from procgroup.diagnostics.explain.page import page
 from procgroup.diagnostics.recorded_job import findings
-from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
+from procgroup.diagnostics.recorded_job.job import Job, Rank, RecordedCall, RecordedGroup
 from world import run_command, start
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -92,7 +92,7 @@ def dom(text: str, tmp_path: Path, script: str = "") -> str:
 
 def large_job() -> Job:
     """Return a job of 64 ranks with full records; the last call of rank 5 failed, and that of rank 7 still runs."""
-    group = Group("1", "0", 64, tuple(range(64)))
+    group = RecordedGroup("1", "0", 64, tuple(range(64)))
     ranks = []
     for number in range(64):
         calls = []
@@ -102,7 +102,7 @@ def large_job() -> Job:
             ended = 0.0 if state == "started" else start_at + 0.001
             text = f"all_reduce(SUM) of {index % 7} float64"
             call = (group, index + 1, "all_reduce", text, False, -1, 8, state, f"a.py:{index % 9}")
-            calls.append(Call(*call, issued=start_at, started=start_at, ended=ended))
+            calls.append(RecordedCall(*call, issued=start_at, started=start_at, ended=ended))
         rank = (number, 64, "host", 1, "train.py", "left", "", 1003.0, calls, [], "", 1000.0, 0.0, 1024)
         ranks.append(Rank(*rank))
     return Job("large", Path("large"), ranks)

@@ -7,20 +7,22 @@ from pathlib import Path
 import pytest
 
 from procgroup.diagnostics.recorded_job import stragglers
-from procgroup.diagnostics.recorded_job.findings import Finding, find
-from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
+from procgroup.diagnostics.recorded_job.findings import JobFinding, find
+from procgroup.diagnostics.recorded_job.job import Job, Rank, RecordedCall, RecordedGroup
 
-WORLD = Group("0", "0", 3, (0, 1, 2))
+WORLD = RecordedGroup("0", "0", 3, (0, 1, 2))
 NOW = 100.0
 
 
-def call(sequence: int, state: str, started: float) -> Call:
+def call(sequence: int, state: str, started: float) -> RecordedCall:
     """A broadcast of rank 0, which took 1 s where it has ended."""
     ended = 0.0 if state in ("started", "queued") else started + 1.0
-    return Call(WORLD, sequence, "broadcast", "broadcast", False, 0, 8, state, "train.py:7", started, started, ended)
+    return RecordedCall(
+        WORLD, sequence, "broadcast", "broadcast", False, 0, 8, state, "train.py:7", started, started, ended
+    )
 
 
-def job(*records: list[Call]) -> Job:
+def job(*records: list[RecordedCall]) -> Job:
     """A job whose ranks all run."""
     ranks = [
         Rank(rank, len(records), "host", 1000 + rank, "train.py", "running", "", NOW, calls, [], "", 0.0, 0.0, 2)
@@ -29,7 +31,7 @@ def job(*records: list[Call]) -> Job:
     return Job("made up", Path(), ranks)
 
 
-def found(*records: list[Call]) -> list[Finding]:
+def found(*records: list[RecordedCall]) -> list[JobFinding]:
     return find(job(*records), NOW)
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from procgroup.diagnostics.metrics.totals import Total, Totals
-from procgroup.diagnostics.recorded_job.job import Call, Group, Rank
+from procgroup.diagnostics.recorded_job.job import Rank, RecordedCall, RecordedGroup
 
-GROUP = Group("1", "0", 2, (0, 1))
+GROUP = RecordedGroup("1", "0", 2, (0, 1))
 
 
-def rank_with(calls: list[Call], recorded: int) -> Rank:
+def rank_with(calls: list[RecordedCall], recorded: int) -> Rank:
     return Rank(0, 2, "host", 1, "train.py", "running", "", 0.0, calls, [], "", 0.0, 0.0, recorded)
 
 
-def call(index: int, op: str = "all_reduce", ended: float = 3.0) -> Call:
-    return Call(GROUP, index + 1, op, op, False, -1, 8, "completed", "", 1.0, 2.0, ended, index)
+def call(index: int, op: str = "all_reduce", ended: float = 3.0) -> RecordedCall:
+    return RecordedCall(GROUP, index + 1, op, op, False, -1, 8, "completed", "", 1.0, 2.0, ended, index)
 
 
 def test_a_call_counts_once_it_has_ended() -> None:

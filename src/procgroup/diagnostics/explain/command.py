@@ -98,7 +98,7 @@ def _line_of(path: Path) -> str:
     return f"{name}{label}  {began}  {ranks}  {', '.join(states)}  {job.ranks[0].program}"
 
 
-def _as_json(job: Job, found: Sequence[findings.Finding]) -> dict[str, Any]:
+def _as_json(job: Job, found: Sequence[findings.JobFinding]) -> dict[str, Any]:
     return {
         "job": job.name,
         "directory": str(job.directory),

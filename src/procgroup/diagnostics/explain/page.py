@@ -9,14 +9,14 @@ from pathlib import Path
 
 from procgroup.diagnostics.page.document import TIMELINE_SCRIPTS, Page, first_issued, table, timeline, timeline_data
 from procgroup.diagnostics.recorded_job import stragglers, text
-from procgroup.diagnostics.recorded_job.findings import Finding, duration
+from procgroup.diagnostics.recorded_job.findings import JobFinding, duration
 from procgroup.diagnostics.recorded_job.job import Job, Rank
 
 _START = Path(__file__).with_name("start.js")
 _NUMBERS = ("rank", "pid", "the others wait", "of their time")
 
 
-def page(job: Job, found: Sequence[Finding]) -> str:
+def page(job: Job, found: Sequence[JobFinding]) -> str:
     """Return the page as HTML."""
     body = f"""{_header(job, found)}
 <main>
@@ -35,7 +35,7 @@ def _title(job: Job) -> str:
     return Path(program).name or job.name
 
 
-def _header(job: Job, found: Sequence[Finding]) -> str:
+def _header(job: Job, found: Sequence[JobFinding]) -> str:
     hosts = ", ".join(dict.fromkeys(rank.host for rank in job.ranks))
     ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.began))

@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
-from procgroup.diagnostics.recorded_job.job import Call, Job, Rank
+from procgroup.diagnostics.recorded_job.job import Job, Rank, RecordedCall
 
 _SCOPE = InstrumentationScope("procgroup")
 _SPANS_OF_A_REQUEST = 512
@@ -69,7 +69,7 @@ class _SpanWriter:
         until = self._job.until(rank)
         return self._span(f"rank {rank.rank}", rank, (rank.rank,), (), rank.began, until, attributes, failure)
 
-    def of_call(self, rank: Rank, call: Call) -> ReadableSpan:
+    def of_call(self, rank: Rank, call: RecordedCall) -> ReadableSpan:
         start = call.started or call.issued
         file, _, line = call.line.rpartition(":")
         attributes: dict[str, str | int | float] = {

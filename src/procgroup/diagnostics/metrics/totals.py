@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from procgroup.diagnostics.recorded_job.job import Call, Rank
+from procgroup.diagnostics.recorded_job.job import Rank, RecordedCall
 from procgroup.diagnostics.recorded_job.reading import RECORDED_CALLS
 
 
@@ -45,5 +45,5 @@ class Totals:
         return self._by_operation
 
 
-def _identity(call: Call) -> tuple[str, int]:
+def _identity(call: RecordedCall) -> tuple[str, int]:
     return call.group.key, call.record_index

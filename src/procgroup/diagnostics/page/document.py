@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
+from procgroup.diagnostics.recorded_job.job import Job, Rank, RecordedCall, RecordedGroup
 
 _HERE = Path(__file__).parent
 STYLE = _HERE / "page.css"
@@ -165,15 +165,15 @@ class _Writer:
 
     def lanes(self, rank: Rank, until: float) -> list[_Lane]:
         """Return the lanes of a rank, one for each group, the largest first."""
-        calls: dict[Group, list[Call]] = {}
+        calls: dict[RecordedGroup, list[RecordedCall]] = {}
         for call in rank.calls:
             calls.setdefault(call.group, []).append(call)
         return [
             self._lane(rank, group, of_group, until)
             for group, of_group in sorted(calls.items(), key=lambda lane: (-lane[0].size, lane[0].key))
-        ] or [self._lane(rank, Group("", "", 0, ()), [], until)]
+        ] or [self._lane(rank, RecordedGroup("", "", 0, ()), [], until)]
 
-    def _lane(self, rank: Rank, group: Group, calls: list[Call], until: float) -> _Lane:
+    def _lane(self, rank: Rank, group: RecordedGroup, calls: list[RecordedCall], until: float) -> _Lane:
         fresh = [self._call(call) for call in calls if not call.ended or call.ended > self._since]
         return {
             "rank": rank.rank,
@@ -185,7 +185,7 @@ class _Writer:
             "calls": sorted(fresh, key=lambda call: call[0] or 0.0),
         }
 
-    def _call(self, call: Call) -> tuple[float | int | None, ...]:
+    def _call(self, call: RecordedCall) -> tuple[float | int | None, ...]:
         start = call.started or call.issued
         return (
             self.time(start),

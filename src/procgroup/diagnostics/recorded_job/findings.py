@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from procgroup.diagnostics.recorded_job.job import MAKES_GROUP, Call, Job, Rank
+from procgroup.diagnostics.recorded_job.job import MAKES_GROUP, Job, Rank, RecordedCall
 from procgroup.errors.texts import name_ranks
 from procgroup.process.exit_reason import CALL, OWN
 
@@ -20,7 +20,7 @@ _USUAL_SECONDS = 1.0
 _LIBRARIES = ("/lib/python3", "/site-packages/", "<frozen ")
 
 
-class Finding(NamedTuple):
+class JobFinding(NamedTuple):
     """One thing that is wrong. ``ranks`` are those that cause it, ``waiting`` those that wait because of it."""
 
     sentence: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
     waiting: tuple[int, ...]
 
 
-def find(job: Job, now: float | None = None) -> list[Finding]:
+def find(job: Job, now: float | None = None) -> list[JobFinding]:
     """Return what is wrong in a job, the most telling first; nothing when no rank waits for another for long."""
     if now is None:
         now = max(job.now, *(rank.seen for rank in job.ranks))
@@ -68,11 +68,11 @@ def _on_gpu(rank: Rank, now: float) -> str:
     return f"in {_described(call)}{at(call)} for {duration(now - call.started)}{queued}"
 
 
-def _described(call: Call) -> str:
+def _described(call: RecordedCall) -> str:
     return call.name if call.op == MAKES_GROUP else f"{call.text} ({call.name})"
 
 
-def at(call: Call) -> str:
+def at(call: RecordedCall) -> str:
     """Return " at train.py:12"; "" where the line is not known."""
     return f" at {_base(call.line)}" if call.line else ""
 
@@ -98,13 +98,13 @@ def duration(seconds: float) -> str:
     return f"{max(seconds, 0.0):.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
-def _last_collective(rank: Rank) -> Call | None:
+def _last_collective(rank: Rank) -> RecordedCall | None:
     return next((call for call in reversed(rank.calls) if not call.is_message and call.state != "issued"), None)
 
 
-def _open_collectives(job: Job) -> list[tuple[Call, list[Rank]]]:
+def _open_collectives(job: Job) -> list[tuple[RecordedCall, list[Rank]]]:
     """Return each open collective with the ranks that are in it, or failed in it."""
-    found: dict[tuple[str, int], tuple[Call, list[Rank]]] = {}
+    found: dict[tuple[str, int], tuple[RecordedCall, list[Rank]]] = {}
     for rank in job.ranks:
         last = _last_collective(rank)
         for call in rank.calls:
@@ -114,9 +114,9 @@ def _open_collectives(job: Job) -> list[tuple[Call, list[Rank]]]:
     return list(found.values())
 
 
-def _waiting_for(job: Job, rank: int) -> list[tuple[int, Call]]:
+def _waiting_for(job: Job, rank: int) -> list[tuple[int, RecordedCall]]:
     """Return the ranks whose open call cannot end without this rank, with that call."""
-    found: list[tuple[int, Call]] = []
+    found: list[tuple[int, RecordedCall]] = []
     for call, present in _open_collectives(job):
         if rank in _missing(job, call, present):
             found.extend((one.rank, call) for one in present)
@@ -127,7 +127,7 @@ def _waiting_for(job: Job, rank: int) -> list[tuple[int, Call]]:
     return sorted(found, key=lambda one: one[0])
 
 
-def _missing(job: Job, call: Call, present: Sequence[Rank]) -> list[int]:
+def _missing(job: Job, call: RecordedCall, present: Sequence[Rank]) -> list[int]:
     """Return the members that have not started this collective, as far as their records are here."""
     here = {rank.rank for rank in present}
     missing = []
@@ -141,13 +141,13 @@ def _missing(job: Job, call: Call, present: Sequence[Rank]) -> list[int]:
     return missing
 
 
-def _consequences(job: Job, ended: Sequence[Rank], now: float) -> list[Finding]:
+def _consequences(job: Job, ended: Sequence[Rank], now: float) -> list[JobFinding]:
     """Return what the ranks report of each other, where no record tells the cause; a call's own error says most."""
     reports = sorted(ended, key=lambda rank: rank.origin.kind != CALL)
     return [_ended(job, rank, now) for rank in reports[:1]]
 
 
-def _ended(job: Job, rank: Rank, now: float) -> Finding:
+def _ended(job: Job, rank: Rank, now: float) -> JobFinding:
     what = {
         "lost": f"rank {rank.rank} is lost: its process (pid {rank.pid} on {rank.host}) was killed, or crashed",
         "failed": f"rank {rank.rank} failed: {rank.reason or 'its program ended with an error'}",
@@ -159,10 +159,10 @@ def _ended(job: Job, rank: Rank, now: float) -> Finding:
     waiting = _waiting_for(job, rank.rank)
     if waiting:
         sentence += f"; {_who_waits(waiting, now, job)}"
-    return Finding(sentence, (rank.rank,), tuple(sorted({one for one, _ in waiting})))
+    return JobFinding(sentence, (rank.rank,), tuple(sorted({one for one, _ in waiting})))
 
 
-def _who_waits(waiting: Sequence[tuple[int, Call]], now: float, job: Job) -> str:
+def _who_waits(waiting: Sequence[tuple[int, RecordedCall]], now: float, job: Job) -> str:
     call = waiting[0][1]
     ranks = sorted({rank for rank, _ in waiting})
     live = any(rank.call is not None for rank in job.ranks if rank.rank in ranks)
@@ -173,10 +173,10 @@ def _who_waits(waiting: Sequence[tuple[int, Call]], now: float, job: Job) -> str
     return f"{name} failed on {name_ranks(ranks)}"
 
 
-def _mismatches(job: Job) -> list[Finding]:
+def _mismatches(job: Job) -> list[JobFinding]:
     found = []
     for call, present in _open_collectives(job):
-        made: dict[int, Call] = {}
+        made: dict[int, RecordedCall] = {}
         for rank in present:
             own = next(
                 one
@@ -187,11 +187,11 @@ def _mismatches(job: Job) -> list[Finding]:
         if len({one.text for one in made.values()}) > 1:
             calls = ", ".join(f"rank {rank}: {one.text}{at(one)}" for rank, one in sorted(made.items()))
             sentence = f"the ranks made different calls as #{call.sequence} of group {call.group.name}: {calls}"
-            found.append(Finding(sentence, tuple(sorted(made)), ()))
+            found.append(JobFinding(sentence, tuple(sorted(made)), ()))
     return found
 
 
-def _late_ranks(job: Job, now: float) -> list[Finding]:
+def _late_ranks(job: Job, now: float) -> list[JobFinding]:
     found = []
     for call, present in _open_collectives(job):
         is_live = any(rank.call is not None for rank in present)
@@ -209,15 +209,17 @@ def _late_ranks(job: Job, now: float) -> list[Finding]:
             else:
                 it = f"it is {place(late, now)}" if is_live else f"it was {place(late, late.seen)}"
             end = since if is_live else f"the call failed on {name_ranks(waiting)}"
-            found.append(Finding(f"rank {number} never entered {call.name}{at(call)}; {it}; {end}", (number,), waiting))
+            found.append(
+                JobFinding(f"rank {number} never entered {call.name}{at(call)}; {it}; {end}", (number,), waiting)
+            )
         unseen = [member for member in call.group.members if job.rank(member) is None]
         if is_live and not missing and unseen:
             sentence = f"{since} in {call.name}{at(call)}; of {name_ranks(sorted(unseen))} there is no record here"
-            found.append(Finding(sentence, tuple(unseen), waiting))
+            found.append(JobFinding(sentence, tuple(unseen), waiting))
     return found
 
 
-def _messages(job: Job, now: float) -> list[Finding]:
+def _messages(job: Job, now: float) -> list[JobFinding]:
     found = []
     for rank in job.ranks:
         for call in rank.calls:
@@ -227,11 +229,11 @@ def _messages(job: Job, now: float) -> list[Finding]:
             where = f"it is {place(peer, now)}" if peer is not None else "there is no record of it here"
             who = f"rank {call.peer}" if call.peer >= 0 else "any rank"
             sentence = f"rank {rank.rank} waits for {who} in {call.name}{at(call)} since {duration(now - call.started)}"
-            found.append(Finding(f"{sentence}; {where}" if call.peer >= 0 else sentence, (call.peer,), (rank.rank,)))
+            found.append(JobFinding(f"{sentence}; {where}" if call.peer >= 0 else sentence, (call.peer,), (rank.rank,)))
     return found
 
 
-def _late_gpus(job: Job, now: float) -> list[Finding]:
+def _late_gpus(job: Job, now: float) -> list[JobFinding]:
     """Return the calls that all ranks have made, and that some of their GPUs have not finished.
 
     Where the GPUs of some ranks have, those of the others are stuck; otherwise any may be, before the call or in it.
@@ -250,11 +252,11 @@ def _late_gpus(job: Job, now: float) -> list[Finding]:
         where = "; ".join(f"rank {rank.rank}'s is {_on_gpu(rank, now)}" for rank in ranks)
         who = f"those of {name_ranks(others)} have" if others else f"{one_is} stuck, before this call or in it"
         call = ranks[0].on_gpu[0]
-        found.append(Finding(f"{gpus} {have} not finished {call.name}{at(call)}; {who}: {where}", numbers, ()))
+        found.append(JobFinding(f"{gpus} {have} not finished {call.name}{at(call)}; {who}: {where}", numbers, ()))
     return found
 
 
-def _deadlock(job: Job, now: float) -> Finding | None:
+def _deadlock(job: Job, now: float) -> JobFinding | None:
     """Return a cycle of ranks, each in a call that another one of them has to join; None when there is none."""
     awaited: dict[int, list[int]] = {}
     for rank in job.ranks:
@@ -269,7 +271,7 @@ def _deadlock(job: Job, now: float) -> Finding | None:
             following = awaited[path[-1]][0]
             if following == start:
                 waits = "; ".join(f"rank {one} is {place(waiting, now)}" for one in path if (waiting := job.rank(one)))
-                return Finding(
+                return JobFinding(
                     f"deadlock: {name_ranks(sorted(path))} wait for each other: {waits}",
                     tuple(sorted(path)),
                     tuple(path),

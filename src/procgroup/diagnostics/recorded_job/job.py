@@ -17,7 +17,7 @@ MAKES_GROUP = "new_group"
 """The recorded operation of a rank that makes a group: it has no number in the group."""
 
 
-class Group(NamedTuple):
+class RecordedGroup(NamedTuple):
     """A process group. Its members are global ranks, and none where the record had no room for them."""
 
     key: str
@@ -26,13 +26,13 @@ class Group(NamedTuple):
     members: tuple[int, ...]
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One call of one rank. ``peer`` is the global rank of the root, or of the other rank of a message; -1: none.
 
     ``record_index`` counts the calls of a record, from 0 on.
     """
 
-    group: Group
+    group: RecordedGroup
     sequence: int
     op: str
     text: str
@@ -81,7 +81,7 @@ class Rank(NamedTuple):
     state: str
     reason: str
     seen: float
-    calls: list[Call]
+    calls: list[RecordedCall]
     stack: list[str]
     report: str
     began: float
@@ -96,17 +96,17 @@ class Rank(NamedTuple):
         return self.state in ("running", "stopped")
 
     @property
-    def last(self) -> Call | None:
+    def last(self) -> RecordedCall | None:
         """Return the call that has ended last, or None."""
         return max((call for call in self.calls if call.ended), key=lambda call: call.ended, default=None)
 
     @property
-    def call(self) -> Call | None:
+    def call(self) -> RecordedCall | None:
         """Return the call that it is in, or None; of several the oldest."""
         return next((call for call in self.calls if call.is_running), None)
 
     @property
-    def on_gpu(self) -> list[Call]:
+    def on_gpu(self) -> list[RecordedCall]:
         """Return the calls that its GPU has not finished, while its host has gone on; oldest first."""
         return [call for call in self.calls if call.is_on_gpu]
 
@@ -117,7 +117,7 @@ class Rank(NamedTuple):
         is_current = self.state == "running" and self.call is None and (last is None or self.stack_taken >= last.ended)
         return self.stack if is_current else []
 
-    def reached(self, group: Group) -> int:
+    def reached(self, group: RecordedGroup) -> int:
         """Return the number of the last collective of a group that this rank has started."""
         numbers = (call.sequence for call in self.calls if call.group.key == group.key and not call.is_message)
         return max(numbers, default=0)

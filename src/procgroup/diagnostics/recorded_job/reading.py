@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from procgroup import _native
-from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
+from procgroup.diagnostics.recorded_job.job import Job, Rank, RecordedCall, RecordedGroup
 from procgroup.process import flight_records
 from procgroup.process.exit_reason import Origin, printable
 
@@ -167,7 +167,7 @@ def _state_of(path: Path, record: dict[str, Any]) -> str:
 
 
 def _without_silent(ranks: list[Rank]) -> list[Rank]:
-    """Call a rank lost whose record ends long before those of the other ranks of its host."""
+    """RecordedCall a rank lost whose record ends long before those of the other ranks of its host."""
     seen: dict[str, float] = {}
     for rank in ranks:
         seen[rank.host] = max(seen.get(rank.host, 0.0), rank.seen)
@@ -197,15 +197,15 @@ def _whole_since(record: dict[str, Any]) -> float:
     return _wall(record, newest["issued_ns"])
 
 
-def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[Call]:
+def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[RecordedCall]:
     number = _number((path, record))
     groups = {one["identity"]: _group_of(one, number) for one in record["groups"]}
     shift = record["created_wall_ns"] - record["created_ns"]
     for call in record["calls"]:
-        group = groups.get(call["group"]) or Group(f"{call['group']:x}-{number}", "?", 0, ())
+        group = groups.get(call["group"]) or RecordedGroup(f"{call['group']:x}-{number}", "?", 0, ())
         peer = call["root"]
         issued, started, ended = call["issued_ns"], call["started_ns"], call["ended_ns"]
-        yield Call(
+        yield RecordedCall(
             group=group,
             sequence=call["sequence"],
             op=call["op"],
@@ -222,8 +222,8 @@ def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[Call]:
         )
 
 
-def _group_of(group: dict[str, Any], number: int) -> Group:
-    return Group(f"{group['identity']:x}-{number}", group["name"], group["size"], tuple(group["members"]))
+def _group_of(group: dict[str, Any], number: int) -> RecordedGroup:
+    return RecordedGroup(f"{group['identity']:x}-{number}", group["name"], group["size"], tuple(group["members"]))
 
 
 def _frames(stack: str) -> list[str]:

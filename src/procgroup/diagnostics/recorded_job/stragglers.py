@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from procgroup.diagnostics.recorded_job.job import Call, Job
+from procgroup.diagnostics.recorded_job.job import Job, RecordedCall
 
 NOTICEABLE_SHARE = 0.01
 """The share of the others' time from which on a straggler is worth a line."""
@@ -51,7 +51,7 @@ def waiting_time(seconds: float) -> str:
 
 def find(job: Job) -> list[Straggler]:
     """Return the stragglers of each operation, those that cost most first."""
-    collectives: dict[tuple[str, int], dict[int, Call]] = defaultdict(dict)
+    collectives: dict[tuple[str, int], dict[int, RecordedCall]] = defaultdict(dict)
     for rank in job.ranks:
         for call in rank.calls:
             if not call.is_message and call.state == "completed" and call.group.size > 1:

@@ -8,7 +8,7 @@ from procgroup.diagnostics.recorded_job import findings, stragglers
 from procgroup.diagnostics.recorded_job.job import Job
 
 
-def as_text(job: Job, found: Sequence[findings.Finding]) -> str:
+def as_text(job: Job, found: Sequence[findings.JobFinding]) -> str:
     """Return all of it."""
     lines = [*sentences(job, found), "", *aligned(table(job))]
     costly = stragglers.costly(stragglers.find(job))
@@ -17,7 +17,7 @@ def as_text(job: Job, found: Sequence[findings.Finding]) -> str:
     return "\n".join(lines)
 
 
-def sentences(job: Job, found: Sequence[findings.Finding]) -> list[str]:
+def sentences(job: Job, found: Sequence[findings.JobFinding]) -> list[str]:
     """Return what is wrong, or that nothing is."""
     if found:
         return [finding.sentence for finding in found]

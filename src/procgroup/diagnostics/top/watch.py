@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from procgroup.diagnostics.recorded_job import findings, reading, stragglers, text
-from procgroup.diagnostics.recorded_job.findings import Finding, duration
-from procgroup.diagnostics.recorded_job.job import Call, Job, Rank
+from procgroup.diagnostics.recorded_job.findings import JobFinding, duration
+from procgroup.diagnostics.recorded_job.job import Job, Rank, RecordedCall
 from procgroup.diagnostics.recorded_job.stragglers import Straggler
 
 SECONDS_BETWEEN_STACKS = 2.0
@@ -54,7 +54,7 @@ class Look(NamedTuple):
     """A job as it was at one moment."""
 
     job: Job
-    found: list[Finding]
+    found: list[JobFinding]
     rows: list[Row]
     stragglers: list[Straggler]
 
@@ -78,7 +78,7 @@ class JobWatch:
         self._counts: dict[int, tuple[float, int]] = {}
         self._stacks_due = 0.0
         self._studied = -math.inf
-        self._found: list[Finding] = []
+        self._found: list[JobFinding] = []
         self._stragglers: list[Straggler] = []
         self._shares: dict[int, float] = {}
         self._slowest: int | None = None
@@ -154,7 +154,7 @@ def _where(rank: Rank) -> str:
     return f"after {_short(rank.last)}" if rank.last is not None else "no call yet"
 
 
-def _short(call: Call) -> str:
+def _short(call: RecordedCall) -> str:
     """Return "all_reduce #2 at train.py:12"; the default group's name is left out."""
     name = f"{call.op} #{call.sequence}" if call.group.name == "0" else call.name
     return f"{name}{findings.at(call)}"
