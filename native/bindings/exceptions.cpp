@@ -68,7 +68,7 @@ nb::object build_exception(const Failure& failure, const Descriptor& running, co
   data["size"] = group.size();
   if (!group.members().global_ranks().empty()) data["members"] = nb::cast(group.members().global_ranks());
   if (takes(call.op, group.rank(), call.root)) data["intact"] = !failure.wrote;
-  const Engine::Place place = group.engine().place_of(call);
+  const Engine::CallPlace place = group.engine().place_of(call);
   data["issued_at"] = short_line(place.line);
   data["function"] = place.function;
   data["note"] = failure.note;

@@ -120,11 +120,11 @@ class Engine final : public Waiter, public WaitForGraph {
   // that rank has posted it. Empty when it is not known.
   std::string source_line(int peer, const Descriptor& call) const;
   // Where the program made this rank's call: the line, and the function as FlightRecordView has them.
-  struct Place {
+  struct CallPlace {
     std::string line;
     std::string function;
   };
-  Place place_of(const Descriptor& call) const;
+  CallPlace place_of(const Descriptor& call) const;
   // Post this rank's to a rank of another host.
   void post_source_line(int peer, const Descriptor& call);
   // Wait, for at most 0.3 s, until `is_known`, while messages are received.

@@ -157,7 +157,7 @@ std::string Engine::source_line(int peer, const Descriptor& call) const {
   return record != nullptr ? find_line(record->view(), call) : waits_.source_line(peer, call.group, call.sequence);
 }
 
-Engine::Place Engine::place_of(const Descriptor& call) const {
+Engine::CallPlace Engine::place_of(const Descriptor& call) const {
   const FlightRecordView record = record_->view();
   const uint32_t source = find_source(record, call);
   return {record.source_line(source), record.function(source)};

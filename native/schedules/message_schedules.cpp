@@ -32,7 +32,7 @@ struct Run {
 // The segment of that number of what goes to, or comes from, a peer; no bytes behind the end.
 using SegmentOf = std::function<Run(int peer, size_t index)>;
 
-class Builder : public ScheduleWriter {
+class MessageScheduleWriter : public ScheduleWriter {
  public:
   using ScheduleWriter::ScheduleWriter;
 
@@ -66,7 +66,7 @@ class Builder : public ScheduleWriter {
   }
 };
 
-void Builder::exchange(size_t index, const SegmentOf& gives, const SegmentOf& takes) {
+void MessageScheduleWriter::exchange(size_t index, const SegmentOf& gives, const SegmentOf& takes) {
   for (int distance = 1; distance < size(); ++distance) {
     const int source = at_distance(-distance);
     const int target = at_distance(distance);
@@ -78,7 +78,7 @@ void Builder::exchange(size_t index, const SegmentOf& gives, const SegmentOf& ta
 }
 
 // gather, all_gather, scatter, all_to_all.
-void Builder::exchange_blocks() {
+void MessageScheduleWriter::exchange_blocks() {
   const auto given = [&](int to) {
     return Run{input(0, has_input_blocks(request_.op) ? to : 0), request_.between(rank(), to)};
   };
@@ -94,8 +94,9 @@ void Builder::exchange_blocks() {
         [&](int from, size_t) { return segment(taken(from), index); });
 }
 
-void Builder::reduce_scatter(size_t longest, const SegmentOf& inputs, const std::function<Place(size_t index)>& result,
-                             const std::function<void(size_t index)>& pass_on) {
+void MessageScheduleWriter::reduce_scatter(size_t longest, const SegmentOf& inputs,
+                                           const std::function<Place(size_t index)>& result,
+                                           const std::function<void(size_t index)>& pass_on) {
   schedule_.source_stride = std::min(longest, request_.segment_bytes);
   schedule_.scratch_bytes += 2 * static_cast<size_t>(size()) * schedule_.source_stride;
   const size_t segments = segments_of(longest);
@@ -112,7 +113,7 @@ void Builder::reduce_scatter(size_t longest, const SegmentOf& inputs, const std:
 }
 
 // scan, exscan: each rank sends its array to all higher ones, and reduces what came from the lower ones.
-void Builder::reduce_prefix() {
+void MessageScheduleWriter::reduce_prefix() {
   schedule_.source_stride = std::min(request_.bytes, request_.segment_bytes);
   schedule_.scratch_bytes = 2 * static_cast<size_t>(size()) * schedule_.source_stride;
   const int sources = sources_of(request_.op, rank(), size());
@@ -132,7 +133,7 @@ void Builder::reduce_prefix() {
 
 // all_reduce, also of one rank, which keeps its input; reduce. Ranks other than the root have no output: they reduce
 // into scratch behind the sources, also in two halves.
-void schedule_reduction(Builder& builder, const ScheduleRequest& request) {
+void schedule_reduction(MessageScheduleWriter& builder, const ScheduleRequest& request) {
   const bool has_output = request.root < 0 || builder.is_root();
   const size_t longest = builder.longest_block();
   const size_t half = std::min(longest, request.segment_bytes);
@@ -152,7 +153,7 @@ void schedule_reduction(Builder& builder, const ScheduleRequest& request) {
   builder.reduce_scatter(longest, inputs, result, [&](size_t index) { builder.exchange(index, own, outputs); });
 }
 
-void schedule_reduce_scatter(Builder& builder, const ScheduleRequest& request) {
+void schedule_reduce_scatter(MessageScheduleWriter& builder, const ScheduleRequest& request) {
   const SegmentOf inputs = [&](int owner, size_t index) {
     return builder.segment({input(0, owner), request.blocks.between(request.rank, owner)}, index);
   };
@@ -161,7 +162,7 @@ void schedule_reduce_scatter(Builder& builder, const ScheduleRequest& request) {
       [](size_t) {});
 }
 
-void schedule_broadcast(Builder& builder, const ScheduleRequest& request) {
+void schedule_broadcast(MessageScheduleWriter& builder, const ScheduleRequest& request) {
   const int next = builder.at_distance(1);
   const Run whole{builder.is_root() ? input(0) : output(0), request.bytes};
   const auto receive = [&](size_t index) {
@@ -180,7 +181,7 @@ void schedule_broadcast(Builder& builder, const ScheduleRequest& request) {
 }  // namespace
 
 void schedule_messages(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
+  MessageScheduleWriter builder(request, schedule);
   switch (request.op) {
     case OpKind::kAllReduce:
     case OpKind::kReduce:

@@ -15,9 +15,9 @@
 namespace procgroup {
 namespace {
 
-class Builder : public ScheduleWriter {
+class SingleCopyScheduleWriter : public ScheduleWriter {
  public:
-  Builder(const ScheduleRequest& request, Schedule& schedule)
+  SingleCopyScheduleWriter(const ScheduleRequest& request, Schedule& schedule)
       : ScheduleWriter(request, schedule), chunk_(whole_elements(request.chunk_bytes)) {}
 
   void keep_own(int input_block, int output_block) {
@@ -53,7 +53,7 @@ Range segment(const ScheduleRequest& request, size_t offset, size_t bytes, int r
 }
 
 void schedule_all_reduce(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
+  SingleCopyScheduleWriter builder(request, schedule);
   uint64_t done = 0;
   builder.in_chunks(request.blocks.between(request.rank, request.rank), [&](size_t offset, size_t bytes) {
     const Range mine = segment(request, offset, bytes, request.rank);
@@ -76,7 +76,7 @@ void schedule_all_reduce(const ScheduleRequest& request, Schedule& schedule) {
 void schedule_reading(const ScheduleRequest& request, Schedule& schedule) {
   const OpKind op = request.op;
   if (op == OpKind::kAllReduce) return schedule_all_reduce(request, schedule);
-  Builder builder(request, schedule);
+  SingleCopyScheduleWriter builder(request, schedule);
   const auto gives_to_others = [&](int rank) { return gives(op, rank, request.root); };
   const bool takes_any = takes(op, request.rank, request.root);
   if (takes_any && reduces(op))

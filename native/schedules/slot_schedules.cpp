@@ -18,9 +18,9 @@ namespace procgroup {
 namespace {
 
 // Writes steps in the words of the essay above.
-class Builder : public ScheduleWriter {
+class SlotScheduleWriter : public ScheduleWriter {
  public:
-  Builder(const ScheduleRequest& request, Schedule& schedule)
+  SlotScheduleWriter(const ScheduleRequest& request, Schedule& schedule)
       : ScheduleWriter(request, schedule), chunk_(whole_elements(request.chunk_bytes)) {
     schedule_.chunks = parts_of(request.bytes, chunk_);
   }
@@ -64,7 +64,7 @@ class Builder : public ScheduleWriter {
 // k-1, which all ranks have reduced, since all have published k+1. Result k overwrites result k-2, which all ranks have
 // copied out, for the same reason.
 void schedule_all_reduce_scattered(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
+  SlotScheduleWriter builder(request, schedule);
   const uint64_t chunks = builder.chunks();
   if (chunks == 0) return;
   const auto copy_out = [&](uint64_t chunk) {
@@ -93,7 +93,7 @@ void schedule_all_reduce_scattered(const ScheduleRequest& request, Schedule& sch
 // output and a slot (2k+2), and copies out the other's half. Chunks are copied into slots 0 and 1 in turn, results into
 // slots 2 and 3: chunk k overwrites chunk k-2, which the other had finished when it published 2k-1.
 void schedule_all_reduce_exchanged(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
+  SlotScheduleWriter builder(request, schedule);
   const int peer = 1 - request.rank;
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     const auto mine = builder.segment(chunk, request.rank);
@@ -115,7 +115,7 @@ namespace {
 // The root publishes k+1 when chunk k is in its slot, a reader when it has copied out chunk k. Before the root
 // overwrites chunk k-4 it awaits value k-3 of all.
 void schedule_broadcast(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
+  SlotScheduleWriter builder(request, schedule);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     if (request.rank == request.root) {
       if (chunk >= kSlots) builder.await(kEveryone, chunk - kSlots + 1);
@@ -131,7 +131,7 @@ void schedule_broadcast(const ScheduleRequest& request, Schedule& schedule) {
 // A sender publishes k+1 when chunk k is in its slot, the root when it has reduced chunk k. Before a sender overwrites
 // chunk k-4 it awaits the root's value k-3.
 void schedule_reduce(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
+  SlotScheduleWriter builder(request, schedule);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     const bool is_root = request.rank == request.root;
     if (!is_root && chunk >= kSlots) builder.await(request.root, chunk - kSlots + 1);
@@ -149,7 +149,7 @@ void schedule_reduce(const ScheduleRequest& request, Schedule& schedule) {
 // reads an array that is overwritten. What is copied in as chunk k overwrites chunk k-4: all have published k, and so
 // are done with chunk k-2.
 void schedule_direct_reduction(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
+  SlotScheduleWriter builder(request, schedule);
   const int sources = sources_of(request.op, request.rank, request.size);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     builder.copy_in(chunk, kSlots);

@@ -19,7 +19,7 @@ std::string header(uint32_t request, Status status, size_t length) {
 
 }  // namespace
 
-Connection::Receipt Connection::receive() {
+ServerConnection::Receipt ServerConnection::receive() {
   static thread_local char scratch[kReadBytes];
   const ssize_t got = recv(socket.get(), scratch, sizeof scratch, MSG_DONTWAIT);
   if (got > 0) {
@@ -30,7 +30,7 @@ Connection::Receipt Connection::receive() {
   return later ? Receipt::kNothing : Receipt::kClosed;
 }
 
-void Connection::use(size_t bytes) {
+void ServerConnection::use(size_t bytes) {
   used_ += bytes;
   if (used_ < input_.size()) {
     // Bounds the buffer of a client that always sends the next frame before this one is used.
@@ -43,7 +43,7 @@ void Connection::use(size_t bytes) {
   used_ = 0;
 }
 
-bool Connection::send(std::string_view bytes) {
+bool ServerConnection::send(std::string_view bytes) {
   if (output_.empty()) {
     const ssize_t sent = ::send(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return false;
@@ -54,12 +54,12 @@ bool Connection::send(std::string_view bytes) {
   return true;
 }
 
-void Connection::queue(Segment segment) {
+void ServerConnection::queue(Segment segment) {
   unsent_ += segment.bytes().size();
   output_.push_back(std::move(segment));
 }
 
-bool Connection::send(uint32_t request, const Answer& answer) {
+bool ServerConnection::send(uint32_t request, const StoreAnswer& answer) {
   size_t length = answer.text.size();
   for (const Value& value : answer.values) length += value->size() + (answer.fields ? 4 : 0);
   std::string bytes = header(request, answer.status, length);
@@ -73,7 +73,7 @@ bool Connection::send(uint32_t request, const Answer& answer) {
   return ok && flush();
 }
 
-bool Connection::send(const TorchReply& reply) {
+bool ServerConnection::send(const TorchReply& reply) {
   std::string bytes = reply.bytes;
   bool ok = true;
   for (const Value& value : reply.values) {
@@ -85,7 +85,7 @@ bool Connection::send(const TorchReply& reply) {
 }
 
 // Append a small value to `bytes`; for a large one, send `bytes` and queue the value behind them without a copy.
-bool Connection::add(std::string& bytes, const Value& value) {
+bool ServerConnection::add(std::string& bytes, const Value& value) {
   if (value->size() <= kCopyBytes) {
     bytes.append(*value);
     return true;
@@ -96,7 +96,7 @@ bool Connection::add(std::string& bytes, const Value& value) {
   return ok;
 }
 
-bool Connection::flush() {
+bool ServerConnection::flush() {
   while (!output_.empty()) {
     const std::string_view left = output_.front().bytes().substr(sent_);
     const ssize_t sent = ::send(socket.get(), left.data(), left.size(), MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -12,12 +12,12 @@
 
 namespace procgroup::store {
 
-class Connection {
+class ServerConnection {
  public:
   enum class State { kHello, kProof, kOpen, kTorch };
   enum class Receipt { kSome, kNothing, kClosed };
 
-  Connection(uint64_t number, FileDescriptor accepted, std::string from)
+  ServerConnection(uint64_t number, FileDescriptor accepted, std::string from)
       : id(number), socket(std::move(accepted)), peer(std::move(from)) {}
 
   const uint64_t id;
@@ -41,7 +41,7 @@ class Connection {
 
   // Each sends without blocking and queues the rest; returns false when the connection is broken.
   bool send(std::string_view bytes);
-  bool send(uint32_t request, const Answer& answer);
+  bool send(uint32_t request, const StoreAnswer& answer);
   bool send(const TorchReply& reply);
   bool flush();
   bool has_output() const { return !output_.empty(); }

@@ -14,14 +14,14 @@ namespace procgroup::store {
 struct InProcessStore::State {
   explicit State(int64_t slice) : slice_ns(slice) {}
 
-  struct Waiter {
+  struct PendingRequest {
     std::condition_variable answered;
-    std::optional<Answer> answer;
+    std::optional<StoreAnswer> answer;
   };
 
   bool is_forked() const { return generation != fork_generation(); }
-  void deliver(Ticket ticket, Answer&& answer) {
-    Waiter& waiter = *waiters.at(ticket.connection);
+  void deliver(Ticket ticket, StoreAnswer&& answer) {
+    PendingRequest& waiter = *waiters.at(ticket.connection);
     waiter.answer = std::move(answer);
     waiter.answered.notify_one();
   }
@@ -31,8 +31,8 @@ struct InProcessStore::State {
   std::mutex mutex;
   // Under the mutex. The number of a call is its ticket's connection.
   uint64_t next_call = 0;
-  std::unordered_map<uint64_t, Waiter*> waiters;
-  Table table{[this](Ticket ticket, Answer&& answer) { deliver(ticket, std::move(answer)); }};
+  std::unordered_map<uint64_t, PendingRequest*> waiters;
+  Table table{[this](Ticket ticket, StoreAnswer&& answer) { deliver(ticket, std::move(answer)); }};
 };
 
 // One request, from its entry into the table until its answer is taken or its thread gives it up. Holds the lock
@@ -55,7 +55,7 @@ class InProcessStore::Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  Answer run(Op op, std::string_view body, Deadline deadline, const Check& check) {
+  StoreAnswer run(Op op, std::string_view body, Deadline deadline, const Check& check) {
     state_.table.run(ticket_, op, body);
     while (!waiter_.answer) {
       if (deadline.passed()) {
@@ -77,7 +77,7 @@ class InProcessStore::Call {
   }
 
   State& state_;
-  State::Waiter waiter_;
+  State::PendingRequest waiter_;
   std::unique_lock<std::mutex> lock_;
   const Ticket ticket_;
 };
@@ -103,7 +103,7 @@ Reply InProcessStore::request(Op op, std::string_view head, std::string_view tai
   body.reserve(head.size() + tail.size());
   body.append(head).append(tail);
   // The call ends, and with it the lock, before a value is copied.
-  const Answer answer = Call(*state_).run(op, body, deadline, check);
+  const StoreAnswer answer = Call(*state_).run(op, body, deadline, check);
   return answer.to_reply();
 }
 

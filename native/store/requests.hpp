@@ -74,7 +74,7 @@ struct Parameter {
   Kind kind = Kind::kNone;
 };
 
-struct Request {
+struct StoreRequest {
   Op op;
   const char* name;
   std::array<Parameter, 3> parameters;
@@ -93,38 +93,42 @@ inline constexpr Parameter kKey{"key", Kind::kKey}, kKeys{"keys", Kind::kKeys}, 
 
 // In the order of Op.
 inline constexpr std::array kRequests{
-    Request{Op::kSet, "set", {kKey, kValue}},
-    Request{Op::kGet, "get", {kKey}, Result::kValue, Waits::kForKeys},
-    Request{Op::kWait, "wait", {kKeys}, Result::kNothing, Waits::kForKeys},
-    Request{Op::kAdd, "add", {kKey, {"amount", Kind::kAmount}}, Result::kAmount},
-    Request{Op::kCheck, "check", {kKeys}, Result::kFlag},
+    StoreRequest{Op::kSet, "set", {kKey, kValue}},
+    StoreRequest{Op::kGet, "get", {kKey}, Result::kValue, Waits::kForKeys},
+    StoreRequest{Op::kWait, "wait", {kKeys}, Result::kNothing, Waits::kForKeys},
+    StoreRequest{Op::kAdd, "add", {kKey, {"amount", Kind::kAmount}}, Result::kAmount},
+    StoreRequest{Op::kCheck, "check", {kKeys}, Result::kFlag},
     // Missing, with an empty `expected`: the value is set. Returns the value after that, or `expected`.
-    Request{
+    StoreRequest{
         Op::kCompareSet, "compare_set", {kKey, {"expected", Kind::kValue}, {"desired", Kind::kValue}}, Result::kValue},
-    Request{Op::kDelete, "delete_key", {kKey}, Result::kFlag},
-    Request{Op::kNumKeys, "num_keys", {}, Result::kCount},
-    Request{Op::kListKeys, "list_keys", {{{"prefix", Kind::kKey}}}, Result::kKeys},
-    Request{Op::kAppend, "append", {kKey, kValue}},
-    Request{Op::kMultiGet, "multi_get", {kKeys}, Result::kValues, Waits::kForKeys},
-    Request{Op::kMultiSet, "multi_set", {kKeys, {"values", Kind::kValues}}},
-    Request{Op::kQueuePush, "queue_push", {kKey, kValue}},
-    Request{Op::kQueuePop, "queue_pop", {kKey, {"block", Kind::kFlag}}, Result::kValue, Waits::kForKeys},
-    Request{Op::kQueueLength, "queue_len", {kKey}, Result::kCount},
-    Request{Op::kBarrier, "barrier", {kKey, {"world_size", Kind::kCount}}, Result::kNothing, Waits::kForOthers},
+    StoreRequest{Op::kDelete, "delete_key", {kKey}, Result::kFlag},
+    StoreRequest{Op::kNumKeys, "num_keys", {}, Result::kCount},
+    StoreRequest{Op::kListKeys, "list_keys", {{{"prefix", Kind::kKey}}}, Result::kKeys},
+    StoreRequest{Op::kAppend, "append", {kKey, kValue}},
+    StoreRequest{Op::kMultiGet, "multi_get", {kKeys}, Result::kValues, Waits::kForKeys},
+    StoreRequest{Op::kMultiSet, "multi_set", {kKeys, {"values", Kind::kValues}}},
+    StoreRequest{Op::kQueuePush, "queue_push", {kKey, kValue}},
+    StoreRequest{Op::kQueuePop, "queue_pop", {kKey, {"block", Kind::kFlag}}, Result::kValue, Waits::kForKeys},
+    StoreRequest{Op::kQueueLength, "queue_len", {kKey}, Result::kCount},
+    StoreRequest{Op::kBarrier, "barrier", {kKey, {"world_size", Kind::kCount}}, Result::kNothing, Waits::kForOthers},
     // Returns how many workers have joined; the body of its kCancelled is the same.
-    Request{Op::kWorkers,
-            "wait_for_workers",
-            {{{"count", Kind::kCount}}},
-            Result::kCount,
-            Waits::kForOthers,
-            Scope::kProtocol},
+    StoreRequest{Op::kWorkers,
+                 "wait_for_workers",
+                 {{{"count", Kind::kCount}}},
+                 Result::kCount,
+                 Waits::kForOthers,
+                 Scope::kProtocol},
     // Has no reply of its own.
-    Request{Op::kCancel, "cancel", {{{"request", Kind::kRequest}}}, Result::kNothing, Waits::kNo, Scope::kProtocol},
+    StoreRequest{
+        Op::kCancel, "cancel", {{{"request", Kind::kRequest}}}, Result::kNothing, Waits::kNo, Scope::kProtocol},
     // The key `unless` ends the wait, too, with its value.
-    Request{Op::kGetUnless, "get_unless", {kKeys, {"unless", Kind::kKey}}, Result::kValuesOrValue, Waits::kForKeys},
+    StoreRequest{
+        Op::kGetUnless, "get_unless", {kKeys, {"unless", Kind::kKey}}, Result::kValuesOrValue, Waits::kForKeys},
     // Sets the key when the connection ends, unless it has a value then.
-    Request{Op::kSetOnDisconnect, "set_on_disconnect", {kKey, kValue}, Result::kNothing, Waits::kNo, Scope::kClient},
-    Request{Op::kWithdrawOnDisconnect, "withdraw_on_disconnect", {kKey}, Result::kNothing, Waits::kNo, Scope::kClient},
+    StoreRequest{
+        Op::kSetOnDisconnect, "set_on_disconnect", {kKey, kValue}, Result::kNothing, Waits::kNo, Scope::kClient},
+    StoreRequest{
+        Op::kWithdrawOnDisconnect, "withdraw_on_disconnect", {kKey}, Result::kNothing, Waits::kNo, Scope::kClient},
 };
 
 constexpr bool is_in_order() {
@@ -135,7 +139,7 @@ constexpr bool is_in_order() {
 }
 static_assert(is_in_order());
 
-constexpr const Request& request_of(Op op) { return kRequests[static_cast<size_t>(op) - 1]; }
+constexpr const StoreRequest& request_of(Op op) { return kRequests[static_cast<size_t>(op) - 1]; }
 
 struct Reply {
   Status status = Status::kOk;

@@ -150,7 +150,7 @@ Server::Loop::Loop(int listener, int port, Identity identity, bool answers_torch
       identity_(std::move(identity)),
       answers_torch_(answers_torch),
       shared_(shared),
-      table_([this](Ticket ticket, Answer&& answer) { deliver(ticket, std::move(answer)); }),
+      table_([this](Ticket ticket, StoreAnswer&& answer) { deliver(ticket, std::move(answer)); }),
       torch_table_([this](uint64_t id, TorchReply&& reply) { deliver_torch(id, std::move(reply)); }) {
   if (!epoll_) fail("epoll_create1");
   if (!wake_) fail("eventfd");
@@ -191,7 +191,7 @@ void Server::Loop::handle_event(const epoll_event& event) {
   }
   const auto found = connections_.find(event.data.u64);
   if (found == connections_.end() || found->second->closing) return;
-  Connection& connection = *found->second;
+  ServerConnection& connection = *found->second;
   if (event.events & EPOLLOUT) write_to(connection);
   if (connection.closing) return;
   if (event.events & EPOLLIN) {
@@ -231,7 +231,7 @@ void Server::Loop::resume_accepting() {
 void Server::Loop::admit(FileDescriptor socket, const sockaddr_storage& address) {
   configure(socket.get());
   const uint64_t id = next_id_++;
-  auto connection = std::make_unique<Connection>(id, std::move(socket), describe(address));
+  auto connection = std::make_unique<ServerConnection>(id, std::move(socket), describe(address));
   if (connections_.size() >= kMaxConnections) {
     const Welcome full = make_refusal(identity_, Admission::kFull);
     connection->send({reinterpret_cast<const char*>(&full), sizeof full});
@@ -244,17 +244,17 @@ void Server::Loop::admit(FileDescriptor socket, const sockaddr_storage& address)
   connections_.emplace(id, std::move(connection));
 }
 
-void Server::Loop::refuse(Connection& connection, const std::string& reason) {
+void Server::Loop::refuse(ServerConnection& connection, const std::string& reason) {
   log("closed the connection from " + connection.peer + ": " + reason);
   // Read what has arrived: closing a socket with unread bytes sends a reset, which could discard the refusal.
   shutdown(connection.socket.get(), SHUT_WR);
-  for (int i = 0; i < kReadsOfRefused && connection.receive() == Connection::Receipt::kSome; ++i) {
+  for (int i = 0; i < kReadsOfRefused && connection.receive() == ServerConnection::Receipt::kSome; ++i) {
     connection.use(connection.input().size());
   }
   mark_closing(connection);
 }
 
-void Server::Loop::mark_closing(Connection& connection) {
+void Server::Loop::mark_closing(ServerConnection& connection) {
   if (connection.closing) return;
   connection.closing = true;
   closing_.push_back(connection.id);

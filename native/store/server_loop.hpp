@@ -38,27 +38,27 @@ class Server::Loop {
   void pause_accepting();
   void resume_accepting();
   void admit(FileDescriptor socket, const sockaddr_storage& address);
-  void read_from(Connection& connection);
-  void handle_input(Connection& connection);
+  void read_from(ServerConnection& connection);
+  void handle_input(ServerConnection& connection);
   // Handle what `input` begins with, by the connection's state. Each returns the number of bytes that it used; 0 when
   // the input is incomplete.
-  size_t handle_one(Connection& connection, std::string_view input);
-  size_t handle_hello(Connection& connection, std::string_view input);
-  size_t handle_proof(Connection& connection, std::string_view input);
-  size_t handle_frame(Connection& connection, std::string_view input);
-  size_t handle_torch_validation(Connection& connection, std::string_view input);
-  size_t handle_torch_request(Connection& connection, std::string_view input);
-  void open(Connection& connection);
-  void write_to(Connection& connection);
-  void after_send(Connection& connection, bool ok);
-  void deliver(Ticket ticket, Answer&& answer);
+  size_t handle_one(ServerConnection& connection, std::string_view input);
+  size_t handle_hello(ServerConnection& connection, std::string_view input);
+  size_t handle_proof(ServerConnection& connection, std::string_view input);
+  size_t handle_frame(ServerConnection& connection, std::string_view input);
+  size_t handle_torch_validation(ServerConnection& connection, std::string_view input);
+  size_t handle_torch_request(ServerConnection& connection, std::string_view input);
+  void open(ServerConnection& connection);
+  void write_to(ServerConnection& connection);
+  void after_send(ServerConnection& connection, bool ok);
+  void deliver(Ticket ticket, StoreAnswer&& answer);
   void deliver_torch(uint64_t id, TorchReply&& reply);
-  void count_torch(Connection& connection);
+  void count_torch(ServerConnection& connection);
   void check_torch_queued(size_t bytes) const;
   void resume_unfinished();
   void forget_torch();
-  void refuse(Connection& connection, const std::string& reason);
-  void mark_closing(Connection& connection);
+  void refuse(ServerConnection& connection, const std::string& reason);
+  void mark_closing(ServerConnection& connection);
   void close_marked();
   void end_late_handshakes();
   int milliseconds_to_next_deadline() const;
@@ -77,7 +77,7 @@ class Server::Loop {
   size_t torch_queued_bytes_ = 0;     // of all connections' counted_bytes
   std::vector<uint64_t> unfinished_;  // connections with unused input, for the next iteration
   uint64_t next_id_ = kFirstConnectionId;
-  std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
+  std::unordered_map<uint64_t, std::unique_ptr<ServerConnection>> connections_;
   std::deque<std::pair<Deadline, uint64_t>> handshakes_;
   std::vector<uint64_t> closing_;  // marked; closed at the end of the iteration
   Deadline accept_again_ = Deadline::never();

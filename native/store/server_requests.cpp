@@ -15,17 +15,17 @@ constexpr double kSliceSeconds = 0.002;
 
 }  // namespace
 
-void Server::Loop::read_from(Connection& connection) {
-  const Connection::Receipt receipt = connection.receive();
-  if (receipt == Connection::Receipt::kSome) handle_input(connection);
-  if (receipt == Connection::Receipt::kClosed) mark_closing(connection);
+void Server::Loop::read_from(ServerConnection& connection) {
+  const ServerConnection::Receipt receipt = connection.receive();
+  if (receipt == ServerConnection::Receipt::kSome) handle_input(connection);
+  if (receipt == ServerConnection::Receipt::kClosed) mark_closing(connection);
 }
 
-void Server::Loop::handle_input(Connection& connection) {
+void Server::Loop::handle_input(ServerConnection& connection) {
   const Deadline slice = Deadline::after(kSliceSeconds);
   try {
     count_torch(connection);
-    if (connection.state == Connection::State::kTorch) check_torch_queued(0);
+    if (connection.state == ServerConnection::State::kTorch) check_torch_queued(0);
     while (!connection.closing && !connection.has_output()) {
       const std::string_view input = connection.input();
       const size_t used = input.empty() ? 0 : handle_one(connection, input);
@@ -44,21 +44,21 @@ void Server::Loop::handle_input(Connection& connection) {
   }
 }
 
-size_t Server::Loop::handle_one(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_one(ServerConnection& connection, std::string_view input) {
   switch (connection.state) {
-    case Connection::State::kHello:
+    case ServerConnection::State::kHello:
       return handle_hello(connection, input);
-    case Connection::State::kProof:
+    case ServerConnection::State::kProof:
       return handle_proof(connection, input);
-    case Connection::State::kOpen:
+    case ServerConnection::State::kOpen:
       return handle_frame(connection, input);
-    case Connection::State::kTorch:
+    case ServerConnection::State::kTorch:
       return handle_torch_request(connection, input);
   }
   return 0;
 }
 
-size_t Server::Loop::handle_hello(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_hello(ServerConnection& connection, std::string_view input) {
   if (kTorchValidation.starts_with(input.substr(0, kTorchValidation.size()))) {
     return handle_torch_validation(connection, input);
   }
@@ -75,7 +75,7 @@ size_t Server::Loop::handle_hello(Connection& connection, std::string_view input
     if (identity_.job_key.empty()) {
       open(connection);
     } else {
-      connection.state = Connection::State::kProof;
+      connection.state = ServerConnection::State::kProof;
     }
   }
   after_send(connection, connection.send({reinterpret_cast<const char*>(&welcome), sizeof welcome}));
@@ -91,7 +91,7 @@ size_t Server::Loop::handle_hello(Connection& connection, std::string_view input
   }
 }
 
-size_t Server::Loop::handle_proof(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_proof(ServerConnection& connection, std::string_view input) {
   Digest proof;
   if (input.size() < proof.size()) return 0;
   std::memcpy(proof.data(), input.data(), proof.size());
@@ -103,15 +103,15 @@ size_t Server::Loop::handle_proof(Connection& connection, std::string_view input
   return proof.size();
 }
 
-void Server::Loop::open(Connection& connection) {
-  connection.state = Connection::State::kOpen;
+void Server::Loop::open(ServerConnection& connection) {
+  connection.state = ServerConnection::State::kOpen;
   if (!(connection.hello.flags & kHost)) {
     shared_.add_client(connection.id, {connection.hello.process, connection.peer, client_of(connection.hello)});
   }
   if (connection.hello.flags & kJoins) table_.join(client_of(connection.hello));
 }
 
-size_t Server::Loop::handle_frame(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_frame(ServerConnection& connection, std::string_view input) {
   Header header;
   if (input.size() < sizeof header) return 0;
   std::memcpy(&header, input.data(), sizeof header);
@@ -129,7 +129,7 @@ size_t Server::Loop::handle_frame(Connection& connection, std::string_view input
   return whole;
 }
 
-void Server::Loop::deliver(Ticket ticket, Answer&& answer) {
+void Server::Loop::deliver(Ticket ticket, StoreAnswer&& answer) {
   const auto found = connections_.find(ticket.connection);
   if (found == connections_.end() || found->second->closing) return;
   after_send(*found->second, found->second->send(ticket.request, answer));
@@ -142,14 +142,14 @@ void Server::Loop::resume_unfinished() {
   }
 }
 
-void Server::Loop::write_to(Connection& connection) {
+void Server::Loop::write_to(ServerConnection& connection) {
   after_send(connection, connection.flush());
   count_torch(connection);
   // Input was not handled while output was queued.
   if (!connection.closing && !connection.has_output()) handle_input(connection);
 }
 
-void Server::Loop::after_send(Connection& connection, bool ok) {
+void Server::Loop::after_send(ServerConnection& connection, bool ok) {
   if (!ok) return mark_closing(connection);
   if (connection.has_output() == connection.polls_writable) return;
   connection.polls_writable = connection.has_output();
@@ -159,17 +159,17 @@ void Server::Loop::after_send(Connection& connection, bool ok) {
 
 // --- requests of PyTorch's clients, from the validation on ---
 
-size_t Server::Loop::handle_torch_validation(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_torch_validation(ServerConnection& connection, std::string_view input) {
   if (input.size() < kTorchValidation.size()) return 0;
   if (!answers_torch_) {
     throw ProtocolError{"it is a client of PyTorch's TCPStore, and this store answers clients of procgroup only"};
   }
-  connection.state = Connection::State::kTorch;
+  connection.state = ServerConnection::State::kTorch;
   shared_.add_client(connection.id, {0, connection.peer, 0});
   return kTorchValidation.size();
 }
 
-size_t Server::Loop::handle_torch_request(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_torch_request(ServerConnection& connection, std::string_view input) {
   const std::optional<TorchRequest> request = connection.torch_parser.parse(input);
   if (!request) return 0;
   shared_.requests.fetch_add(1, std::memory_order_relaxed);
@@ -180,7 +180,7 @@ size_t Server::Loop::handle_torch_request(Connection& connection, std::string_vi
 void Server::Loop::deliver_torch(uint64_t id, TorchReply&& reply) {
   const auto found = connections_.find(id);
   if (found == connections_.end() || found->second->closing) return;
-  Connection& connection = *found->second;
+  ServerConnection& connection = *found->second;
   try {
     check_torch_queued(reply.size());
   } catch (const ProtocolError& error) {
@@ -190,8 +190,8 @@ void Server::Loop::deliver_torch(uint64_t id, TorchReply&& reply) {
   count_torch(connection);
 }
 
-void Server::Loop::count_torch(Connection& connection) {
-  if (connection.state != Connection::State::kTorch) return;
+void Server::Loop::count_torch(ServerConnection& connection) {
+  if (connection.state != ServerConnection::State::kTorch) return;
   torch_queued_bytes_ -= std::exchange(connection.counted_bytes, connection.queued_bytes());
   torch_queued_bytes_ += connection.counted_bytes;
 }
@@ -207,7 +207,7 @@ void Server::Loop::forget_torch() {
   const uint64_t order = shared_.forgets_ordered.load(std::memory_order_acquire);
   if (order == shared_.forgets_done.load(std::memory_order_relaxed)) return;
   for (const auto& [id, connection] : connections_) {
-    if (connection->state == Connection::State::kTorch) mark_closing(*connection);
+    if (connection->state == ServerConnection::State::kTorch) mark_closing(*connection);
   }
   close_marked();
   torch_table_.clear();

@@ -18,11 +18,11 @@ std::string as_byte(bool flag) { return std::string(1, flag ? '\1' : '\0'); }
 
 std::string quoted(const std::string& key) { return "'" + key + "'"; }
 
-Answer bare(const Value& value) { return Answer{Status::kOk, {}, {value}}; }
+StoreAnswer bare(const Value& value) { return StoreAnswer{Status::kOk, {}, {value}}; }
 
 }  // namespace
 
-Reply Answer::to_reply() const {
+Reply StoreAnswer::to_reply() const {
   Reply reply{status, text};
   for (const Value& value : values) {
     if (fields) put_length(reply.body, value->size());
@@ -147,7 +147,7 @@ void Table::append(Ticket ticket, const std::string& key, std::string_view tail)
   const Entry* entry = find(key);
   std::string joined = entry && entry->value ? *entry->value : std::string();
   if (joined.size() + tail.size() > kMaxValueBytes)
-    return deliver_(ticket, Answer::too_large(joined.size() + tail.size()));
+    return deliver_(ticket, StoreAnswer::too_large(joined.size() + tail.size()));
   joined.append(tail);
   put_value(key, std::make_shared<const std::string>(std::move(joined)));
   reply(ticket);
@@ -169,7 +169,7 @@ void Table::queue_push(Ticket ticket, const std::string& key, std::string_view v
 
 void Table::queue_pop(Ticket ticket, std::string key, bool block) {
   const Entry* entry = find(key);
-  if (!block && (!entry || entry->queue.empty())) return deliver_(ticket, Answer{Status::kQueueEmpty, {}, {}});
+  if (!block && (!entry || entry->queue.empty())) return deliver_(ticket, StoreAnswer{Status::kQueueEmpty, {}, {}});
   wait_for_keys(ticket, Op::kQueuePop, {std::move(key)});
 }
 
@@ -209,7 +209,7 @@ void Table::get_unless(Ticket ticket, std::vector<std::string> keys, std::string
   Wait wait{Op::kGetUnless, std::move(keys), 0, 0, {}, std::move(unless)};
   if (satisfied(wait)) return answer_wait(ticket, wait);
   if (const Entry* entry = find(wait.unless); entry && entry->value) {
-    return deliver_(ticket, Answer{Status::kUnless, {}, {entry->value}});
+    return deliver_(ticket, StoreAnswer{Status::kUnless, {}, {entry->value}});
   }
   add_waiter(waits_.emplace(ticket, std::move(wait)).first);
 }
@@ -307,7 +307,7 @@ void Table::remove_waiter(Waits::iterator wait) {
 }
 
 void Table::answer_wait(Ticket ticket, Wait& wait) {
-  Answer answer;
+  StoreAnswer answer;
   if (wait.op == Op::kQueuePop) {
     const auto found = entries_.find(wait.keys.front());
     answer.values.push_back(std::move(found->second.queue.front()));
@@ -321,7 +321,7 @@ void Table::answer_wait(Ticket ticket, Wait& wait) {
       total += 4 + answer.values.back()->size();
     }
     answer.fields = wait.op == Op::kMultiGet || wait.op == Op::kGetUnless;
-    if (total > kMaxFrameBytes) return deliver_(ticket, Answer::too_large(total));
+    if (total > kMaxFrameBytes) return deliver_(ticket, StoreAnswer::too_large(total));
   }
   deliver_(ticket, std::move(answer));
 }
@@ -364,14 +364,14 @@ void Table::end_waits_unless(const std::string& key) {
       continue;
     }
     waits_.erase(wait);
-    deliver_(ticket, Answer{Status::kUnless, {}, {value}});
+    deliver_(ticket, StoreAnswer{Status::kUnless, {}, {value}});
   }
 }
 
 void Table::cancel(Ticket ticket) {
   const auto wait = waits_.find(ticket);
   if (wait == waits_.end()) return;
-  Answer answer{Status::kCancelled, {}, {}};
+  StoreAnswer answer{Status::kCancelled, {}, {}};
   if (wait->second.op == Op::kWorkers) put(answer.text, workers_.size());
   changes_ += wait->second.op == Op::kBarrier;
   remove_waiter(wait);

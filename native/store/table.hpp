@@ -36,14 +36,14 @@ struct Ticket {
 };
 
 // The reply to a request, before its values are copied into one body.
-struct Answer {
+struct StoreAnswer {
   Status status = Status::kOk;
   std::string text;           // the body, when there are no values
   std::vector<Value> values;  // the body: one value bare, or several as fields when `fields`
   bool fields = false;
 
-  static Answer too_large(size_t size) {
-    Answer answer{Status::kTooLarge, {}, {}};
+  static StoreAnswer too_large(size_t size) {
+    StoreAnswer answer{Status::kTooLarge, {}, {}};
     put(answer.text, size);
     return answer;
   }
@@ -53,7 +53,7 @@ struct Answer {
 
 class Table {
  public:
-  using Deliver = std::function<void(Ticket, Answer&&)>;
+  using Deliver = std::function<void(Ticket, StoreAnswer&&)>;
 
   // Every answer is passed to `deliver`, also the answers to waiting requests that another request ends.
   explicit Table(Deliver deliver) : deliver_(std::move(deliver)) {}
@@ -123,8 +123,8 @@ class Table {
   void end_waits_unless(const std::string& key);
   void wake_workers();
   std::list<Ticket>& waiters_of(const Wait& wait);
-  void reply(Ticket ticket, std::string text = {}) { deliver_(ticket, Answer{Status::kOk, std::move(text), {}}); }
-  void fail(Ticket ticket, std::string text) { deliver_(ticket, Answer{Status::kError, std::move(text), {}}); }
+  void reply(Ticket ticket, std::string text = {}) { deliver_(ticket, StoreAnswer{Status::kOk, std::move(text), {}}); }
+  void fail(Ticket ticket, std::string text) { deliver_(ticket, StoreAnswer{Status::kError, std::move(text), {}}); }
 
   Deliver deliver_;
   uint64_t changes_ = 0;

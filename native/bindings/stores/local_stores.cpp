@@ -100,8 +100,8 @@ class StoreTable {
   uint64_t changes() const { return table_.changes(); }
 
  private:
-  std::vector<std::pair<Ticket, Answer>> answers_;
-  Table table_{[this](Ticket ticket, Answer&& answer) { answers_.emplace_back(ticket, std::move(answer)); }};
+  std::vector<std::pair<Ticket, StoreAnswer>> answers_;
+  Table table_{[this](Ticket ticket, StoreAnswer&& answer) { answers_.emplace_back(ticket, std::move(answer)); }};
 };
 
 }  // namespace

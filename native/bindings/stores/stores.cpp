@@ -171,7 +171,7 @@ nb::object keys_of(nb::tuple arguments) {
 }
 
 // Raise StoreTimeout, QueueEmptyError, StoreLimitError or DistStoreError for a reply without a result.
-[[noreturn]] void raise_failure(const Request& request, const Reply& reply, double seconds, nb::object keys) {
+[[noreturn]] void raise_failure(const StoreRequest& request, const Reply& reply, double seconds, nb::object keys) {
   if (reply.status == Status::kCancelled) {
     nb::dict arguments;
     arguments["keys"] = keys;
@@ -187,7 +187,7 @@ nb::object keys_of(nb::tuple arguments) {
 // Add the method of one request, which takes the arguments of its parameters and the seconds that it may last.
 template <size_t row, size_t... I>
 void bind_request(nb::handle owner, std::index_sequence<I...>) {
-  static constexpr const Request& kRequest = kRequests[row];
+  static constexpr const StoreRequest& kRequest = kRequests[row];
   nb::cpp_function_def(
       [](StoreRequests& store, Argument<kRequests[row].parameters[I].kind>... arguments, double seconds) {
         Body body;
