@@ -84,7 +84,8 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
   std::optional<Failure> failure;
   {
     const Released released(language);
-    complete(operation, seconds, engine_.policy(), engine_, language, look);
+    WaitBudget budget(engine_.policy(), seconds);
+    wait(operation, budget, engine_, language, look);
     recording.end(operation.failure());
     if (operation.failure() != nullptr) failure = watch.announced().value_or(*operation.failure());
     if (failure) watch_.explain(*failure, true);

@@ -304,8 +304,8 @@ std::optional<Failure> Watch::complete(Operation& operation, const Descriptor& c
     return deadlock ? std::move(deadlock) : std::move(failure);
   };
   const Released released(language);
-  const WaitPolicy policy = engine_.policy().for_bytes(call.bytes());
-  procgroup::complete(operation, seconds, policy, engine_, language, std::cref(look));  // by reference: no allocation
+  WaitBudget budget(engine_.policy().for_bytes(call.bytes()), seconds);
+  wait(operation, budget, engine_, language, std::cref(look));  // by reference: no allocation
   if (operation.failure() == nullptr) return std::nullopt;
   std::optional<Failure> deadlock = watch.announced();
   if (deadlock) return deadlock;

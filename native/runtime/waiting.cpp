@@ -66,10 +66,14 @@ std::optional<Failure> wait(Operation& operation, WaitBudget& budget, Waiter& wa
     std::optional<Failure> failure = look(operation);
     if (!failure && language.interrupted()) failure = Interrupted{};
     if (!failure && deadline.passed()) failure = Timeout{};
-    if (failure) {
-      // An operation that others advance, too, goes on after this wait.
-      const bool goes_on = !budget.policy().is_helping && budget.extend(operation.help());
-      if (!goes_on && !operation.is_completed()) return failure;
+    if (failure && budget.policy().is_helping) {
+      if (!operation.is_completed()) return failure;
+    } else if (failure) {
+      if (!budget.extend(operation.help()) && !operation.is_completed()) {
+        if (auto* timeout = failure->as<Timeout>(); timeout != nullptr && timeout->seconds == 0)
+          *timeout = {.seconds = budget.seconds(), .missing = operation.missing()};
+        operation.give_up(*std::move(failure));
+      }
     } else {
       budget.restore();
       const int64_t longest_ns = budget.policy().is_helping ? kLongestSleepNs : operation.longest_sleep_ns();
@@ -79,16 +83,6 @@ std::optional<Failure> wait(Operation& operation, WaitBudget& budget, Waiter& wa
     if (operation.is_completed()) return std::nullopt;
     if (!budget.policy().is_helping || progress != Progress::kWaiting) budget.renew();
   }
-}
-
-void complete(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
-              const Look& look) {
-  WaitBudget budget(policy, Deadline::after(seconds));
-  std::optional<Failure> failure = wait(operation, budget, waiter, language, look);
-  if (!failure) return;
-  if (auto* timeout = failure->as<Timeout>(); timeout != nullptr && timeout->seconds == 0)
-    *timeout = {.seconds = seconds, .missing = operation.missing()};
-  operation.give_up(*std::move(failure));
 }
 
 }  // namespace procgroup

@@ -64,8 +64,11 @@ class WaitBudget {
  public:
   explicit WaitBudget(const WaitPolicy& policy, Deadline deadline = Deadline::never())
       : policy_(policy), deadline_(deadline) {}
+  WaitBudget(const WaitPolicy& policy, double seconds)
+      : policy_(policy), deadline_(Deadline::after(seconds)), seconds_(seconds) {}
 
   const WaitPolicy& policy() const { return policy_; }
+  double seconds() const { return seconds_; }
   Deadline deadline() const { return deadline_; }
 
   // Account for one attempt to advance; pause or yield if it moved nothing. Return whether to try again at once. If
@@ -95,7 +98,8 @@ class WaitBudget {
 
   const WaitPolicy policy_;
   const Deadline deadline_;
-  int polls_ = 0;  // where ranks outnumber cores, only the yields that let another thread run
+  const double seconds_ = 0;  // the time limit as the caller gave it, for the error
+  int polls_ = 0;             // where ranks outnumber cores, only the yields that let another thread run
   int64_t polling_since_ns_ = 0;
   int64_t moving_since_ns_ = 0;
   int64_t ending_since_ns_ = 0;
@@ -114,14 +118,10 @@ class Waiter {
 // Returns what, outside of the operation itself, ends the wait for it: a lost or failed peer, an abort, a deadlock.
 using Look = std::function<std::optional<Failure>(const Operation&)>;
 
-// Advance `operation` until it has completed. Return what ends the wait before that: the result of `look`, an
-// interrupt, or a timeout without its details. The operation is then still pending. Called without the language's lock.
+// Advance `operation` until it has completed. The result of `look`, an interrupt or a timeout ends the operation before
+// that. One that other threads advance, too, goes on: then what ends the wait is returned, a timeout without its
+// details. Called without the language's lock.
 std::optional<Failure> wait(Operation& operation, WaitBudget& budget, Waiter& waiter, LanguageRuntime& language,
                             const Look& look);
-
-// The same for an operation that only this thread advances, with a time limit of `seconds`: whatever ends the wait ends
-// the operation.
-void complete(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
-              const Look& look);
 
 }  // namespace procgroup

@@ -31,7 +31,8 @@ FailureKind end_of_a_restless_one(double seconds, const Look& examine) {
   Restless operation;
   Bench bench;
   NoRuntime language;
-  complete(operation, seconds, WaitPolicy{}, bench, language, examine);
+  WaitBudget budget(WaitPolicy{}, seconds);
+  wait(operation, budget, bench, language, examine);
   CHECK(operation.is_completed() && operation.failure() != nullptr);
   return operation.failure()->kind();
 }
@@ -73,7 +74,8 @@ void a_loss_that_a_later_look_does_not_find_is_none() {
   };
   Bench bench;
   NoRuntime language;
-  complete(operation, 3600, WaitPolicy{}, bench, language, examine);
+  WaitBudget budget(WaitPolicy{}, 3600.0);
+  wait(operation, budget, bench, language, examine);
   CHECK(losses == 2 && operation.is_completed() && operation.failure() == nullptr);
 }
 

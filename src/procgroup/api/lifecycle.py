@@ -269,7 +269,7 @@ def _make_group(
     *,
     goes_on: bool = False,
 ) -> tuple[ProcessGroup, JoinedWorld | None]:
-    """Meet the other ranks at ``meeting``; return their group with ``store``, and the world, which one rank has not."""
+    """Meet the other ranks at ``meeting``; return their group with ``store``, and the world: None for a single rank."""
     size = len(members)
     registry.check_engine(size)
     from procgroup.backends import native  # which check_engine has loaded

@@ -158,7 +158,8 @@ class Store(ABC):
     def with_timeout(self, timeout: Timeout) -> Self:
         """Return a view of this store with another timeout, on the same connections; it need not be closed.
 
-        A store that needs no time, and one that a program writes itself, returns itself.
+        A store without a server returns itself, because its requests wait for no answer. So does one that a program
+        writes itself, because only that program knows how to copy it.
         """
         return self
 
