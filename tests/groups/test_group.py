@@ -71,7 +71,7 @@ def test_shutdown_is_idempotent_and_later_calls_raise() -> None:
 def test_a_forked_copy_says_what_happened() -> None:
     group = group_of(0)
     group.mark_forked()
-    with pytest.raises(ForkedProcessError, match="process group 7 was used in a forked child"):
+    with pytest.raises(ForkedProcessError, match="process group 7 cannot be used in a forked child"):
         group.all_reduce(np.ones(1))
     group.shutdown()
     with pytest.raises(ForkedProcessError):

@@ -194,7 +194,7 @@ def refuse_wrong_lists() -> None:
         ([0, 0], "must not contain duplicate entries"),
         ([0, 5], r"Rank 5 is out of range. Valid ranks are 0 to 1 \(world_size=2\)"),
         ([-1], "out of range"),
-        ([0, 1, 2], "less or equal to the world size"),
+        ([0, 1, 2], r"should be at most 2, got 3 ranks: \[0, 1, 2\]"),
         ([], "at least one rank"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -205,9 +205,15 @@ def refuse_wrong_lists() -> None:
         dist.new_group([0], backend="pigeons")
     with pytest.raises(TypeError):
         dist.new_group([0], timeout="long")  # type: ignore[arg-type]
-    for size, match in ((0, "must be positive"), (3, "must not exceed the world size"), (None, "pass in 'group_size'")):
+    for size, match in (
+        (0, "must be positive"),
+        (3, r"must not exceed the size of the group \(2\)"),
+        (None, "pass in 'group_size'"),
+    ):
         with pytest.raises(ValueError, match=match):
             dist.new_subgroups(size)
+    with pytest.raises(ValueError, match="this rank is not in `group`"):
+        dist.new_subgroups(1, dist.GroupMember.NON_GROUP_MEMBER)
     with pytest.raises(ValueError, match="cannot be empty"):
         dist.new_subgroups_by_enumeration([])
     with pytest.raises(ValueError, match=r"Rank 0 has appeared in both subgroup \[0\] and \[0\]"):
@@ -216,13 +222,13 @@ def refuse_wrong_lists() -> None:
         (None, "cannot be None or empty"),
         ([[]], "cannot be empty"),
         ([[0, 0]], "duplicate"),
-        ([[0, 1, 2]], "less or equal"),
+        ([[0, 1, 2]], "at most 2 ranks"),
         ([[2]], "out of range"),
         ([[0], [0, 1]], "both split"),
     ):
         with pytest.raises(ValueError, match=match):
             dist.split_group(split_ranks=lists)
-    with pytest.raises(ValueError, match="is not registered"):
+    with pytest.raises(ValueError, match="is not registered: expected a ProcessGroup"):
         dist.split_group(dist.GroupMember.NON_GROUP_MEMBER, [[0]])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Backend mismatch"):
         dist.split_group(split_ranks=[[0]], backend="procgroup")

@@ -205,7 +205,7 @@ def test_a_graph_that_is_not_static_names_parameters_and_ranks() -> None:
             loss_of(ours(part(batch(2)), other)).backward()
         assert sorted(caught.value.uses) == [1]
         assert ("branches.2.weight", (2, 5), 0, 1) in caught.value.uses[1]
-        assert "branches.1.bias (2,) 1 times, now 0" in str(caught.value)
+        assert "branches.1.bias (2,): used 1 times in the first backward, 0 times in this one" in str(caught.value)
         loss_of(ours(part(batch(3)), 1)).backward()
 
     run_ranks(play, 3)

@@ -215,7 +215,7 @@ def test_a_user_needs_a_password_and_a_role_for_the_keys(tmp_path: Path) -> None
             assert store.add("number", 1) == 1
             assert store.clone().get("number") == b"1"
         for arguments in ({}, {"user": "rank", "password": "wrong"}):
-            with pytest.raises(DistStoreError, match=f"etcd at {endpoint} refuses") as caught:
+            with pytest.raises(DistStoreError, match=f"etcd at {endpoint} returned an error") as caught:
                 EtcdStore(endpoint, "ours", **arguments).get("key")
             assert "wrong" not in str(caught.value)
         with EtcdStore(endpoint, "theirs", user="rank", password="secret") as store:

@@ -148,7 +148,7 @@ def _library(like: Any, library: str | None) -> str:
     if chosen not in making.LIBRARIES:
         raise ValueError(f"expected `library` to be one of {', '.join(making.LIBRARIES)}, got {library!r}")
     if chosen == "torch" and "torch" not in sys.modules:
-        raise ValueError('`library` is "torch", but torch has not been imported')
+        raise ValueError('`library` is "torch", but torch has not been imported: import it before this call')
     return chosen
 
 

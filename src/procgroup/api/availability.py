@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from procgroup import _native
-from procgroup.api.default_group import Group, is_foreign, resolve
+from procgroup.api.default_group import Group, resolve
 from procgroup.backends import registry
 from procgroup.process import environ
 from procgroup.types import AnyReduceOp, PremulSum
@@ -112,15 +112,11 @@ def get_backend(group: Group = None) -> str:
 
     Raises ValueError when this rank is not in the group.
     """
-    if is_foreign(group):
-        raise ValueError("Invalid process group specified")
     return resolve(group).name()
 
 
 def get_backend_config(group: Group = None) -> str:
     """Return the backend's name for each kind of device, such as "cpu:gloo,cuda:gloo"."""
-    if is_foreign(group):
-        raise ValueError("Invalid process group specified")
     return resolve(group).backend_config
 
 

@@ -105,7 +105,9 @@ def all_gather_coalesced(
     if chosen is None:
         return None
     if not isinstance(output_tensor_lists, (list, tuple)):
-        raise TypeError("Invalid function argument: output_tensor_lists should be a list")
+        raise TypeError(
+            f"Invalid function argument: output_tensor_lists should be a list, got {type(output_tensor_lists).__name__}"
+        )
     checks.array_list(
         input_tensor_list, len(input_tensor_list), "input_tensor_list", "all_gather_coalesced", chosen.rank()
     )

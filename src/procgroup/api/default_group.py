@@ -76,7 +76,10 @@ def resolve(given: Any) -> ProcessGroup:
         return current()
     if isinstance(given, ProcessGroup):
         return given
-    raise ValueError(f"Invalid process group specified: {given!r}")
+    raise ValueError(
+        f"Invalid process group specified: {given!r}; expected a ProcessGroup of this rank, "
+        "or None for the default group"
+    )
 
 
 def choose(given: Any, op: str) -> ProcessGroup | None:

@@ -101,9 +101,11 @@ def new_subgroups(
             )
     if group_size <= 0:
         raise ValueError(f"The arg 'group_size' ({group_size}) must be positive")
+    if is_foreign(group):
+        raise ValueError("new_subgroups: this rank is not in `group`; call it on the group's members only")
     world_size = get_world_size(group)
     if world_size < group_size:
-        raise ValueError(f"The arg 'group_size' ({group_size}) must not exceed the world size ({world_size})")
+        raise ValueError(f"The arg 'group_size' ({group_size}) must not exceed the size of the group ({world_size})")
     if world_size % group_size != 0:
         raise ValueError(f"The world size ({world_size}) must be divisible by 'group_size={group_size}'")
     ranks = get_process_group_ranks(group)
@@ -152,7 +154,7 @@ def split_group(
     world = default_group.current()
     parent = world if parent_pg is None else parent_pg
     if not isinstance(parent, ProcessGroup):
-        raise ValueError(f"Group {parent} is not registered")
+        raise ValueError(f"Group {parent} is not registered: expected a ProcessGroup that this rank is in, or None")
     splits = _checked_splits(split_ranks, parent.size())
     if backend is not None and registry.parse(backend).name != parent.name():
         raise ValueError(f"Backend mismatch: parent has '{parent.name()}', requested '{backend}'.")
@@ -205,7 +207,7 @@ def _checked_ranks(ranks: Sequence[int], world_size: int, sort: bool) -> list[in
         raise ValueError(f"ranks list must not contain duplicate entries, got {checked}")
     if len(checked) > world_size:
         raise ValueError(
-            "the new group's world size should be less or equal to the world size set by init_process_group"
+            f"the new group's world size should be at most {world_size}, got {len(checked)} ranks: {checked}"
         )
     for rank in checked:
         if not 0 <= rank < world_size:
@@ -218,18 +220,20 @@ def _checked_ranks(ranks: Sequence[int], world_size: int, sort: bool) -> list[in
 def _checked_splits(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[list[int]]:
     """Return the lists, each sorted. Raises ValueError unless they are disjoint lists of ranks below ``size``."""
     if split_ranks is None or len(split_ranks) == 0:
-        raise ValueError("split_ranks cannot be None or empty")
+        raise ValueError(
+            f"split_ranks cannot be None or empty, got {split_ranks!r}: pass lists of the parent's group ranks"
+        )
     splits = [sorted(checks.as_index(rank, "rank") for rank in ranks) for ranks in split_ranks]
     seen: dict[int, list[int]] = {}
     for ranks in splits:
         if not ranks:
-            raise ValueError("the split group cannot be empty")
+            raise ValueError(f"the split group cannot be empty, got {split_ranks}")
         if len(ranks) > size:
             raise ValueError(
-                "the split group's size should be less or equal to the world_size set by init_process_group"
+                f"a split must have at most {size} ranks, the size of the parent group; got {len(ranks)}: {ranks}"
             )
         if len(ranks) != len(set(ranks)):
-            raise ValueError("the split group cannot have duplicate ranks")
+            raise ValueError(f"the split group cannot have duplicate ranks, got {ranks}")
         for rank in ranks:
             if not 0 <= rank < size:
                 raise ValueError(f"Rank {rank} is out of range. The parent group has ranks 0 to {size - 1}")

@@ -70,7 +70,7 @@ def init_process_group(
     """
     slot = default_group.slot()
     if slot.group is not None and slot.group.is_usable():
-        raise ValueError("trying to initialize the default process group twice!")
+        raise ValueError("trying to initialize the default process group twice! Call destroy_process_group first.")
     config = read_backend(backend, device_id, pg_options)
     timeouts = read_timeouts(timeout, pg_options, NCCL_TIMEOUT if config.name == "nccl" else DEFAULT_TIMEOUT)
     in_rank_order = read_deterministic(deterministic, pg_options)
@@ -207,7 +207,7 @@ def destroy_process_group(group: ProcessGroup | None = None, timeout: Timeout | 
     slot = default_group.slot()
     if group is None and slot.group is None:
         if not slot.was_used:
-            raise AssertionError("Process group cannot be None")
+            raise AssertionError("Process group cannot be None: call init_process_group first.")
         return
     # Not above: this module can be imported where the engine cannot be loaded.
     from procgroup._native import require_outside_transfer
@@ -241,11 +241,13 @@ def _find_store(
     """Return (store, whether it is ours to close, rank, world size)."""
     if store is not None:
         if init_method is not None:
-            raise AssertionError("Cannot specify both init_method and store.")
+            raise AssertionError(
+                f"Cannot specify both init_method and store. Leave one out; got init_method={init_method!r}."
+            )
         if not world_size > 0:
-            raise AssertionError("world_size must be positive if using store")
+            raise AssertionError(f"world_size must be positive if using store, got {world_size}: pass world_size=")
         if not rank >= 0:
-            raise AssertionError("rank must be non-negative if using store")
+            raise AssertionError(f"rank must be non-negative if using store, got {rank}: pass rank=")
         urls.check(rank, world_size)
         return store, False, rank, world_size
     url = init_method if init_method is not None else _default_init_method()

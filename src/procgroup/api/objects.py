@@ -76,10 +76,16 @@ def gather_object(
     root = _member(chosen, root_or_first(chosen, dst, group_dst, DESTINATION))
     if chosen.rank() == root:
         if object_gather_list is None:
-            raise ValueError("Argument ``object_gather_list`` must be specified on destination rank.")
+            raise ValueError(
+                f"Argument ``object_gather_list`` must be specified on destination rank {root}: "
+                f"pass a list of {chosen.size()} places."
+            )
         _check_list(object_gather_list, "object_gather_list", chosen.size())
     elif object_gather_list:
-        raise ValueError("Argument ``object_gather_list`` must NOT be specified on non-destination ranks.")
+        raise ValueError(
+            "Argument ``object_gather_list`` must NOT be specified on non-destination ranks; "
+            f"the destination is group rank {root}: pass None here."
+        )
     gathered = objects.gather(chosen, obj, root, timeout, safe)
     if gathered is not None and object_gather_list is not None:
         object_gather_list[: chosen.size()] = gathered
@@ -103,10 +109,16 @@ def scatter_object_list(
         return
     root = _member(chosen, root_or_first(chosen, src, group_src))
     if not isinstance(scatter_object_output_list, list) or len(scatter_object_output_list) < 1:
-        raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+        raise ValueError(
+            "Expected argument scatter_object_output_list to be a list of size at least 1. "
+            f"Got {scatter_object_output_list!r}."
+        )
     if chosen.rank() == root:
         if scatter_object_input_list is None:
-            raise ValueError("source rank must provide non-None scatter_object_input_list")
+            raise ValueError(
+                f"source rank must provide non-None scatter_object_input_list, got None on group rank {root}: "
+                f"pass a list of {chosen.size()} objects"
+            )
         if len(scatter_object_input_list) != chosen.size():
             raise ValueError(
                 f"Expected argument scatter_object_input_list to have {chosen.size()} objects, one per rank, "

@@ -92,7 +92,7 @@ def _as_mapping(pg_options: Any) -> Mapping[str, Any]:
     if pg_options is None or nccl_library.is_configuration(pg_options):
         return {}
     if not isinstance(pg_options, Mapping):
-        raise TypeError(f"Expected pg_options argument to be a dict of {_NAMES}, got {pg_options!r}")
+        raise TypeError(f"Expected pg_options argument to be a dict or an nccl.core.NCCLConfig, got {pg_options!r}")
     unknown = {name for name in pg_options if name not in _NAMES}
     unknown.difference_update((*nccl_library.OPTIONS, nccl_library.HIGH_PRIORITY))
     if unknown:

@@ -134,7 +134,10 @@ class P2POp:
             )
         _check_array(tensor)
         if is_foreign(group):
-            raise ValueError(f"Global rank {peer} is not part of group {group}, which this rank is not in either.")
+            raise ValueError(
+                "Invalid ``group``: this rank is not in it (NON_GROUP_MEMBER). "
+                "Build the P2POp on the group's members only."
+            )
         self.op: Callable[..., Work] = op
         self.tensor: Array = tensor
         self.group: ProcessGroup = resolve(group)
@@ -171,7 +174,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp], timeout: Timeout | None = None) 
         raise IndexError("Invalid ``p2p_op_list``: expected at least one P2POp, got an empty list.")
     group = p2p_op_list[0].group
     if any(one.group is not group for one in p2p_op_list):
-        raise ValueError("All ops need to use the same group.")
+        raise ValueError("All ops need to use the same group. Make one batch for each group.")
     for one in p2p_op_list if len(p2p_op_list) > 1 else ():
         group.check_message("recv" if one.op is irecv else "send", one.tensor, one.group_peer, one.tag)
     works: dict[int, Work] = {}

@@ -35,14 +35,18 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     """Return a global rank's rank in a group. Raises ValueError when it is not a member."""
     if is_foreign(group):
-        raise ValueError(f"Global rank {global_rank} is not part of group {group}")
+        raise ValueError(
+            f"Global rank {global_rank} is not part of group {group} (NON_GROUP_MEMBER), which this rank is not in."
+        )
     return resolve(group).group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     """Return a group rank's global rank. Raises ValueError when the group has no such rank."""
     if is_foreign(group):
-        raise ValueError(f"Group rank {group_rank} is not part of group {group}")
+        raise ValueError(
+            f"Group rank {group_rank} is not part of group {group} (NON_GROUP_MEMBER), which this rank is not in."
+        )
     return resolve(group).global_rank(group_rank)
 
 

@@ -71,8 +71,8 @@ def _checked(ranks: Sequence[int], group: ProcessGroup) -> set[int]:
     excluded = {group.group_rank(checks.as_index(rank, "rank")) for rank in ranks}
     if group.rank() in excluded:
         raise ValueError(
-            f"rank {group.members[group.rank()]} is in ranks_to_exclude={list(ranks)}; the ranks that are to stay out "
-            "of the smaller group do not call shrink_group"
+            f"rank {group.members[group.rank()]} is in ranks_to_exclude={list(ranks)}; "
+            "an excluded rank must not call shrink_group"
         )
     return excluded
 

@@ -330,7 +330,9 @@ class StoreLimitError(DistStoreError):
     def __init__(self, *, what: str, size: int, limit: int) -> None:
         self.size = size
         self.limit = limit
-        super().__init__(f"{what} of {size} bytes is larger than the limit of {limit} bytes")
+        super().__init__(
+            f"{what} of {size} bytes is larger than the limit of {limit} bytes. Split it, or send it with a collective."
+        )
 
 
 class RendezvousError(DistError):
@@ -476,7 +478,7 @@ class Refusal(Exception):
     """An error that etcd answered: a gRPC status code and a text."""
 
     def __init__(self, endpoint: object, code: int, text: str) -> None:
-        super().__init__(f"etcd at {endpoint} refuses: {text}")
+        super().__init__(f"etcd at {endpoint} returned an error: {text}")
         self.code = code
         self.text = text
 

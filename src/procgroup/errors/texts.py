@@ -19,15 +19,14 @@ _DIFFERENT_CALLS = (
 )
 _DIFFERENT_BLOCKS = (
     "the ranks do not agree on the size of a block",
-    "Give rank r, in its output split for rank s, the size that rank s gives in its input split for rank r; "
-    f"{_UNCHANGED}",
+    f"Make the size that rank s sends to rank r equal to the size that rank r expects from rank s; {_UNCHANGED}",
 )
 _DIFFERENT_MESSAGES = (
-    "the message is not what was expected",
+    "the message does not match its receive",
     f"Send and receive the same dtype and count; {_UNCHANGED}",
 )
 _DIFFERENT_GROUPS = (
-    "the ranks make different groups",
+    "the members make different groups",
     "Pass the same ranks on every member, and make groups in the same order; no group was made.",
 )
 _MISMATCHES = {"send": _DIFFERENT_MESSAGES, "recv": _DIFFERENT_MESSAGES}
@@ -56,7 +55,7 @@ def state_of_array(call: Mapping[str, Any]) -> str:
     intact = call.get("intact")
     if intact is None:
         return ""
-    return "No array was changed. " if intact else "The array that this call writes may be half done. "
+    return "No array was changed. " if intact else "The array that this call writes may be partly written. "
 
 
 def _rounded(seconds: float) -> str:
@@ -104,14 +103,14 @@ def timeout(
     return (
         f"not complete after {_rounded(seconds)} s; still waiting for {awaited}{': ' if doing else ''}{doing}",
         # PyTorch's own tests look for the word "timeout" between two spaces.
-        f"{state_of_array(call)}See what those ranks are doing, or pass a longer timeout than that.",
+        f"{state_of_array(call)}See what those ranks are doing, or pass a longer timeout for this call.",
     )
 
 
 def deadlock(waits: Mapping[int, str]) -> tuple[str, str]:
     """Return the text and the advice of a Deadlock."""
     happened = "deadlock: " + ", ".join(f"rank {rank} in {wait}" for rank, wait in waits.items())
-    return happened, "Let one of these ranks make its other call first, or use isend and irecv."
+    return happened, "Change the order of the calls on one of these ranks, or use isend and irecv."
 
 
 def lost(peer: int, pid: int, how: str, host: str, call: Mapping[str, Any]) -> tuple[str, str]:
@@ -167,8 +166,8 @@ def group_destroyed(group: str) -> str:
 def forked_process(what: str) -> str:
     """Return the text of a ForkedProcessError."""
     return (
-        f"{what} was used in a forked child of the process that made it; "
-        "call init_process_group in the child, or use only arrays there."
+        f"{what} cannot be used in a forked child of the process that made it. "
+        "Call init_process_group in the child, or make no calls of the group there."
     )
 
 
@@ -176,7 +175,10 @@ def store_timeout(keys: Sequence[str], seconds: float, what: str) -> str:
     """Return the text of a StoreTimeout."""
     names = ", ".join(f"/{key}" for key in keys) if what == "wait" else ", ".join(keys)
     label = "keys" if what == "wait" else "key"
-    return f"{what} timeout after {round(seconds * 1000)}ms, {label}: {names}"
+    return (
+        f"{what} timeout after {round(seconds * 1000)}ms, {label}: {names}. "
+        f"Check the ranks that set the {label}, or pass a longer timeout."
+    )
 
 
 def incomplete_environment(missing: Sequence[str], found: Mapping[str, str]) -> str:
@@ -211,7 +213,7 @@ def backward_failed(ranks: Sequence[int]) -> str:
     """Return the text of a BackwardFailed."""
     return (
         f"DistributedDataParallel: backward failed on {name_ranks(ranks)}, so the gradients of this step were "
-        f"dropped on every rank. Look at the error there; the next step can go on."
+        "dropped on every rank. Look at the error there; training can continue with the next step."
     )
 
 
@@ -219,19 +221,23 @@ def inputs_exhausted(ranks: Sequence[int]) -> str:
     """Return the text of an InputsExhausted. Its beginning is torch's."""
     return (
         "Detected at least one rank that exhausted inputs. Throwing across all ranks. "
-        f"The inputs of {name_ranks(ranks)} are at their end; every rank stops at this step."
+        f"Out of inputs: {name_ranks(ranks)}; every rank stops at this step."
     )
 
 
 def graph_changed(uses: Mapping[int, Sequence[ParameterUse]]) -> str:
     """Return the text of a GraphChanged."""
     said = "; ".join(
-        f"rank {rank}: " + ", ".join(f"{name} {shape} {then} times, now {now}" for name, shape, then, now in changes)
+        f"rank {rank}: "
+        + ", ".join(
+            f"{name} {shape}: used {then} times in the first backward, {now} times in this one"
+            for name, shape, then, now in changes
+        )
         for rank, changes in sorted(uses.items())
     )
     return (
         f"DistributedDataParallel: static_graph=True, but this backward did not use the parameters as the first "
-        f"one did ({said}). Leave static_graph out: parameters that some ranks do not use need no flag."
+        f"one did ({said}). Remove static_graph=True: unused parameters need no flag."
     )
 
 
@@ -240,7 +246,7 @@ def ranks_apart(places: Mapping[int, str]) -> str:
     return (
         "DistributedDataParallel: the ranks do not call the model in the same way ("
         + ", ".join(f"rank {rank} is {place}" for rank, place in sorted(places.items()))
-        + "). Let each rank that has inputs make the same forwards and backwards."
+        + "). Let each rank that has inputs run the same forward and backward passes."
     )
 
 

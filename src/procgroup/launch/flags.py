@@ -112,7 +112,7 @@ def gpus(value: str) -> list[str]:
             raise ValueError(f"expected GPUs by number or UUID, such as 0,2-3 or GPU-8d0b77ac, got {part!r}")
         found += new
     if twice := next((gpu for gpu in found if found.count(gpu) > 1), None):
-        raise ValueError(f"GPU {twice} stands twice in {value!r}")
+        raise ValueError(f"GPU {twice} is listed twice in {value!r}")
     return found
 
 
@@ -214,7 +214,7 @@ def signals(value: str) -> list[signal.Signals]:
         if not isinstance(found, signal.Signals):
             raise ValueError(f"expected names of signals such as SIGTERM,SIGINT, got {name!r}")
         if found in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
-            raise ValueError(f"{name} cannot be forwarded to the ranks")
+            raise ValueError(f"expected signals that the launcher can forward, such as SIGTERM,SIGINT, got {name!r}")
         chosen.append(found)
     return chosen
 
@@ -241,7 +241,10 @@ def rendezvous_conf(value: str) -> dict[str, str]:
         if key not in (*_CONF_SECONDS, *_CONF_OTHERS):
             raise ValueError(f"expected one of the keys {', '.join((*_CONF_SECONDS, *_CONF_OTHERS))}, got {key!r}")
         if key in _CONF_SECONDS:
-            seconds(said)
+            try:
+                seconds(said)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
         if key == "keep_alive_max_attempt":
             number(said, 1, "keep_alive_max_attempt to be a number of at least 1")
         if key == "is_host" and _truth_word(said) not in ("0", "1"):
@@ -491,18 +494,18 @@ def parse(
 
 def _check_combinations(parser: argparse.ArgumentParser, options: argparse.Namespace, old_contract: bool) -> None:
     if options.module and options.no_python and not options.run_path:
-        parser.error("--module and --no-python exclude each other: without Python there are no modules")
+        parser.error("--module and --no-python exclude each other: leave one of them out")
     if old_contract and options.no_python and not options.use_env:
-        parser.error("--no-python needs --use-env: a program that is not Python gets no --local-rank argument")
+        parser.error("--no-python needs --use-env: --local-rank is passed to Python programs only")
     given = [flag.name for flag in _WITH_HOSTS if options.sources[flag.destination] == flag.name]
     if given and not (options.hosts or options.hostfile):
-        parser.error(f"{given[0]} needs --hosts or --hostfile: without them nothing is started on another host")
+        parser.error(f"{given[0]} needs --hosts or --hostfile: add one, or leave {given[0]} out")
 
 
 def refuse(options: argparse.Namespace, text: str) -> NoReturn:
     """End the program with status 2 and this reason, as for an unusable flag."""
     options.parser.error(text)
-    raise AssertionError("ArgumentParser.error() returns never")
+    raise AssertionError("ArgumentParser.error() never returns")
 
 
 def table(program: str, *, old_contract: bool = False) -> list[Flag]:

@@ -85,7 +85,7 @@ def test_gpus_that_are_not_there_are_named(
         ("a", "expected GPUs by number or UUID, such as 0,2-3 or GPU-8d0b77ac, got 'a'"),
         ("3-1", "got '3-1'"),
         ("0-99999999999", "got '0-99999999999'"),
-        ("1,0-1", "GPU 1 stands twice in '1,0-1'"),
+        ("1,0-1", "GPU 1 is listed twice in '1,0-1'"),
     ],
 )
 def test_an_unusable_list_of_gpus_says_why(text: str, sentence: str) -> None:

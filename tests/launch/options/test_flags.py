@@ -259,6 +259,7 @@ def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -
         ("--rdzv-backend zeus a.py", "expected static or c10d or file or etcd or etcd-v2 or redis, got 'zeus'"),
         ("--rdzv-conf timeout a.py", "expected key=value,key=value, got 'timeout'"),
         ("--rdzv-conf tiemout=3 a.py", "got 'tiemout'"),
+        ("--rdzv-conf join_timeout=abc a.py", "join_timeout: expected a number of seconds of at least 0, got 'abc'"),
         ("--rdzv-conf is_host=perhaps a.py", "expected is_host to be 1 or 0, got 'perhaps'"),
         ("--on-partition hope a.py", "expected continue or stop, got 'hope'"),
         ("--nproc-per-node 0 a.py", "expected a number of at least 1, cpu, gpu or auto, got '0'"),
@@ -269,8 +270,8 @@ def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -
         ("--shutdown-timeout -1 a.py", "--shutdown-timeout"),
         ("--shutdown-timeout nan a.py", "at least 0, got 'nan'"),
         ("--signals-to-handle SIGFOO a.py", "got 'SIGFOO'"),
-        ("--signals-to-handle SIGKILL a.py", "SIGKILL cannot be forwarded"),
-        ("-m --no-python a", "exclude each other"),
+        ("--signals-to-handle SIGKILL a.py", "such as SIGTERM,SIGINT, got 'SIGKILL'"),
+        ("-m --no-python a", "exclude each other: leave one of them out"),
         ("--no-such-flag a.py", "there is no flag --no-such-flag"),
         ("--nproc 2 a.py", "--nproc"),
         (
@@ -281,7 +282,10 @@ def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -
         (f"--max-restarts {'9' * 5000} a.py", f"got '{'9' * 60}'... (5000 characters)"),
         (f"--show-ranks {'9' * 5000} a.py", "expected ranks such as 0,3-5, got '999"),
         (f"--rdzv-conf keep_alive_max_attempt={'9' * 5000} a.py", "at most 999999999, got"),
-        ("--rdzv-conf keep_alive_interval=1e300 a.py", "--rdzv-conf: expected at most 1000000000 seconds, got '1e300'"),
+        (
+            "--rdzv-conf keep_alive_interval=1e300 a.py",
+            "--rdzv-conf: keep_alive_interval: expected at most 1000000000 seconds",
+        ),
         (
             "--rdzv-conf keep_alive_interval=1e6,keep_alive_max_attempt=9999 a.py",
             "expected keep_alive_interval times keep_alive_max_attempt to be at most 1000000000 seconds",
