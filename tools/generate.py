@@ -108,9 +108,9 @@ if TYPE_CHECKING:
 ''',
     "reductions": f'''"""Collectives that combine the arrays of the ranks, element by element.
 
-Ranks, ``async_op``, ``timeout`` and foreign groups are as in ``collectives``. With ``retain``, a call that fails leaves
-``tensor`` as it was, so that it can be made again, for instance after ``shrink_group``: the call works on a copy, in
-host memory. Calls on arrays that NCCL moves raise ArgumentError, because NCCL works in the array itself.
+Ranks, ``async_op``, ``timeout`` and foreign groups are as in ``collectives``. With ``retain``, a failed call leaves
+``tensor`` unchanged because it works on a copy in host memory, so it can be repeated, for instance after
+``shrink_group``. ``retain`` with arrays that NCCL moves raises ArgumentError.
 
 {NOTE}
 """

@@ -156,7 +156,7 @@ CALLS = [
         "collectives",
         (),
         "Wait until every rank has called barrier.",
-        "Wait until every rank has called it. ``device_ids`` means nothing on CPUs.",
+        "Wait until every rank has called it. ``device_ids`` is accepted for compatibility and has no effect.",
     ),
     Call(
         "broadcast",
@@ -175,9 +175,9 @@ CALLS = [
         """Copy the array of each group rank ``r`` into ``gather_list[r]`` on ``dst``, global rank 0 by default.
 
         All arrays have the dtype and size of ``tensor``. Raises ValueError when ``gather_list`` is missing on
-        ``dst``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
-        dtype, size or ``dst`` differ between the ranks: after a small call others than ``dst`` raise it in a later
-        one.""",
+        ``dst``, given elsewhere or not one array per rank. Raises CollectiveMismatch on every rank, with no array
+        changed, if dtype, size or ``dst`` differ. After a small call, ranks other than ``dst`` raise it in a later
+        call.""",
     ),
     Call(
         "scatter",
@@ -188,9 +188,9 @@ CALLS = [
         """Copy ``scatter_list[r]`` of ``src``, global rank 0 by default, into ``tensor`` of each group rank ``r``.
 
         All arrays have the dtype and size of ``tensor``. Raises ValueError when ``scatter_list`` is missing on
-        ``src``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
-        dtype, size or ``src`` differ between the ranks: after a small call ``src`` raises it in a later one, and so do
-        ranks that agree with ``src`` and have their part.""",
+        ``src``, given elsewhere or not one array per rank. Raises CollectiveMismatch on every rank, with no array
+        changed, if dtype, size or ``src`` differ. After a small call, ``src`` and the ranks that agree with it raise it
+        in a later call, and the latter have received their data.""",
     ),
     Call(
         "all_gather",
@@ -224,9 +224,9 @@ CALLS = [
         "Send ``inputs[r]`` to each rank ``r``, and receive from rank ``r`` into ``outputs[r]``.",
         """Send ``input_tensor_list[r]`` to each group rank ``r``; receive from it into ``output_tensor_list[r]``.
 
-        All arrays have one dtype; the sizes may all differ, where what rank a sends to rank b is as large as what b
-        expects from a. Raises ValueError unless there is one array per rank; CollectiveMismatch, changing nothing, when
-        two ranks expect different sizes.""",
+        All arrays have one dtype. The sizes may differ, but rank a must send to rank b the size that b expects from a.
+        Raises ValueError unless there is one array per rank; CollectiveMismatch, changing nothing, when two ranks
+        expect different sizes.""",
     ),
     Call(
         "all_to_all_single",
@@ -245,7 +245,7 @@ CALLS = [
 
         Split sizes count rows, along the first dimension; without them (None or an empty list) the parts are equal.
         Raises ArgumentError when the splits do not add up to the first dimension or are not one per rank, and without
-        splits when the first dimension does not divide by the world size; CollectiveMismatch, changing nothing, when
+        splits when the first dimension is not divisible by the world size; CollectiveMismatch, changing nothing, when
         two ranks expect different sizes.""",
     ),
     Call(
@@ -285,9 +285,9 @@ CALLS = [
         """Combine the arrays of all ranks, element by element, into every rank's ``tensor``.
 
         The result is bit-identical on all ranks. Elements are combined in rank order where all ranks share memory or
-        none do; in groups that span hosts, first those of each host, unless the group was made with
-        ``deterministic="order"``. 16-bit floats are combined in
-        float32. Raises CollectiveMismatch on every rank, changing nothing, when op, dtype or count differ.""",
+        none do. In a group that spans hosts, the ranks of each host are combined first, unless the group has
+        ``deterministic="order"``. 16-bit floats are combined in float32. Raises CollectiveMismatch on every rank,
+        changing nothing, when op, dtype or count differ.""",
         retains=True,
     ),
     Call(

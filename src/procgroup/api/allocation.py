@@ -1,10 +1,10 @@
 """Arrays in memory that other ranks read in place.
 
-In memory that the ranks of one host share, allocating is not collective: each rank does it when it likes, and no rank
-has to do it. The memory lives until the last array over it goes, also beyond destroy_process_group. In a world of 1,
-between hosts and before init_process_group it is ordinary memory. A forked child shares it with its parent.
+In memory shared by the ranks of one host, allocation is not collective: a rank may allocate at any time. The memory
+lives as long as an array uses it, even after destroy_process_group, and a forked child shares it with its parent.
+Ordinary memory is used in a world of 1, if ranks share no memory, and before init_process_group.
 
-On a GPU it is collective: NCCL registers the memories of all ranks of a group together, which ends with the group.
+On a GPU it is collective: NCCL registers the memory on all ranks of a group, until the group ends.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def empty(
     ``library`` is "numpy" or "torch", by default that of the array ``like``, or "numpy". ``dtype``, of any library
     or by name, is by default that of ``like``, or float32. Raises MemoryError when the system refuses memory.
 
-    With ``device``, a GPU as init_process_group takes it in device_id, the array is one of torch's or CuPy's, by
-    default of torch where that is imported. All ranks of ``group``, by default of all, call it in the same order with
-    arrays of one size: NCCL then reads and writes this memory in place in the group's calls. The call is a collective
-    of the group. Raises CollectiveMismatch for another size, ArgumentError for a group without the backend "nccl" and
-    for another GPU than that of its other calls, and DistBackendError for an error of NCCL, as where the GPU has no
-    memory left; the other ranks then wait for this one.
+    With ``device``, a GPU as in init_process_group's ``device_id``, the array is a torch tensor (the default if torch
+    is imported) or a CuPy array. All ranks of ``group``, by default of all, call it in the same order with arrays of
+    one size: NCCL then reads and writes this memory in place in the group's calls. The call is a collective of the
+    group. Raises CollectiveMismatch if the sizes differ, ArgumentError if the group has no "nccl" backend or uses
+    another GPU, DistBackendError if NCCL fails, for example out of memory; the other ranks then keep waiting for this
+    rank.
     """
     number = gpu_of(device, "device")
     library = _library(like, library) if number is None else _gpu_library(like, library)

@@ -1,4 +1,4 @@
-"""The backends: their names as torch.distributed spells them, which can be used here, and that of a group."""
+"""The backends: their names in torch.distributed, which are available, and the backend of a group."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Backend(str):
         """Let ``init_process_group(name)`` use a backend of another author, on these kinds of devices (None: "cpu").
 
         ``func(store, rank, world_size, timeout)`` makes it, for each group: see procgroup.groups.backend.Backend.
-        Raises ValueError for a name that is taken, and for ``extended_api``, whose argument is a class of torch.
+        Raises ValueError for a name that is taken, and for ``extended_api=True``, because it passes a class of torch.
         """
         if extended_api:
             raise ValueError("Expected parameter `extended_api` to be False: func takes (store, rank, size, timeout).")
@@ -78,12 +78,12 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Tell whether "gloo" can be asked for: always True; procgroup's own transport answers to that name."""
+    """Return whether "gloo" is available: always True, as a name of procgroup's own transport."""
     return registry.is_backend_available("gloo")
 
 
 def is_mpi_available() -> bool:
-    """Tell whether mpi4py, over which "mpi" works, is installed. It may still find no MPI library."""
+    """Return whether mpi4py, which "mpi" requires, is installed. An MPI library may still be missing."""
     return registry.is_backend_available("mpi")
 
 
@@ -103,7 +103,7 @@ def is_xccl_available() -> bool:
 
 
 def supports_complex(reduceOp: AnyReduceOp) -> bool:  # noqa: N803 - torch.distributed's name
-    """Tell whether a reduce op exists for complex arrays: SUM, AVG, PREMUL_SUM and, other than in torch, PRODUCT."""
+    """Tell whether a reduce op exists for complex arrays: SUM, AVG, PREMUL_SUM and, unlike in torch, PRODUCT."""
     return _native.supports(reduceOp.op if isinstance(reduceOp, PremulSum) else reduceOp, "complex64")
 
 
@@ -121,5 +121,5 @@ def get_backend_config(group: Group = None) -> str:
 
 
 def get_default_backend_for_device(device: object) -> str:
-    """Return the backend that None means for arrays on a device. Raises ValueError for an unknown one."""
+    """Return the default backend for arrays on a device. Raises ValueError for an unknown device."""
     return registry.default_backend_for_device(device)

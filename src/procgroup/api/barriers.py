@@ -43,12 +43,12 @@ class rank_first:  # noqa: N801 - used as a function
     """Run the block on one rank first; the other ranks of the group run it after that rank has left it.
 
     ``rank`` is a global rank, ``group_rank`` a rank of the group; by default it is the group's first rank. All ranks of
-    the group enter. The others wait for as long as the first rank lives. If the block raises there, the group ends:
-    the exception goes on, and the others raise PeerFailed with its text at once; they raise PeerLost when the rank's
-    process ends, and CollectiveMismatch when it makes a call of the same group in the block.
-    The first rank waits at the end of the block until all others have come, for at most ``timeout``, a timedelta or
-    seconds (None: see procgroup.timeout); then it raises CollectiveTimeout that names the missing ranks. A rank that
-    is not in the group is warned, and runs the block. Raises ValueError for a rank that is not in the group.
+    the group enter. If the block raises on the first rank, the group ends, and the exception propagates. The other
+    ranks wait without a deadline while the first rank runs the block. They raise: PeerFailed at once if the block
+    raises; PeerLost if the first rank's process ends; CollectiveMismatch if the block makes a call of the same group.
+    After the block, the first rank waits for the others for at most ``timeout``, a timedelta or seconds (None: see
+    procgroup.timeout), and then raises CollectiveTimeout, which names the missing ranks. A rank that is not in the
+    group is warned, and runs the block. Raises ValueError for a rank that is not in the group.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Several collectives as one: the calls that take lists of arrays, and the manager that collects calls.
 
-Small arrays that are reduced go out together, as one call; everything else as many calls as there are arrays, issued
-one after the other. So every rank must give the same number of arrays in the same order.
+Reductions of small arrays are combined into one call. All other arrays are sent in one call each, in order. So every
+rank must pass the same number of arrays in the same order.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def all_gather_coalesced(
 
 
 class _CoalescingManager:
-    """What ``_coalescing_manager`` yields: with ``async_ops=True`` it has the Work to wait for."""
+    """The object that ``_coalescing_manager`` yields; with ``async_ops=True`` it holds the Work to wait for."""
 
     def __init__(self) -> None:
         self.works: list[Work] = []
@@ -138,9 +138,10 @@ def _coalescing_manager(
 ) -> Iterator[_CoalescingManager]:
     """Queue each all_reduce, all_gather_single and reduce_scatter_single; issue them together at the end.
 
-    All are of one kind: RuntimeError otherwise. Inside they return None or, with ``async_op=True``, a Work whose
-    methods raise ValueError. Nothing is issued when the block raises. ``device`` means nothing on CPUs. ``timeout`` is
-    that of the calls without one of their own; a call that reduces several arrays has the longest of theirs.
+    All calls must be of one kind; otherwise RuntimeError is raised. Inside they return None or, with ``async_op=True``,
+    a Work whose methods raise ValueError. Nothing is issued when the block raises. ``device`` has no effect.
+    ``timeout`` applies to calls without a ``timeout=``. A call that reduces several arrays has the longest of their
+    timeouts.
     """
     chosen = resolve(group)
     manager = _CoalescingManager()

@@ -43,7 +43,7 @@ def barrier(
 def barrier(
     group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None, timeout: Timeout | None = None
 ) -> Work | None:
-    """Wait until every rank has called it. ``device_ids`` means nothing on CPUs."""
+    """Wait until every rank has called it. ``device_ids`` is accepted for compatibility and has no effect."""
     chosen = choose(group, "barrier")
     if chosen is None:
         return None
@@ -136,9 +136,9 @@ def gather(
     """Copy the array of each group rank ``r`` into ``gather_list[r]`` on ``dst``, global rank 0 by default.
 
     All arrays have the dtype and size of ``tensor``. Raises ValueError when ``gather_list`` is missing on
-    ``dst``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
-    dtype, size or ``dst`` differ between the ranks: after a small call others than ``dst`` raise it in a later
-    one.
+    ``dst``, given elsewhere or not one array per rank. Raises CollectiveMismatch on every rank, with no array
+    changed, if dtype, size or ``dst`` differ. After a small call, ranks other than ``dst`` raise it in a later
+    call.
     """
     chosen = choose(group, "gather")
     if chosen is None:
@@ -188,9 +188,9 @@ def scatter(
     """Copy ``scatter_list[r]`` of ``src``, global rank 0 by default, into ``tensor`` of each group rank ``r``.
 
     All arrays have the dtype and size of ``tensor``. Raises ValueError when ``scatter_list`` is missing on
-    ``src``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
-    dtype, size or ``src`` differ between the ranks: after a small call ``src`` raises it in a later one, and so do
-    ranks that agree with ``src`` and have their part.
+    ``src``, given elsewhere or not one array per rank. Raises CollectiveMismatch on every rank, with no array
+    changed, if dtype, size or ``src`` differ. After a small call, ``src`` and the ranks that agree with it raise it
+    in a later call, and the latter have received their data.
     """
     chosen = choose(group, "scatter")
     if chosen is None:
@@ -305,9 +305,9 @@ def all_to_all(
 ) -> Work | None:
     """Send ``input_tensor_list[r]`` to each group rank ``r``; receive from it into ``output_tensor_list[r]``.
 
-    All arrays have one dtype; the sizes may all differ, where what rank a sends to rank b is as large as what b
-    expects from a. Raises ValueError unless there is one array per rank; CollectiveMismatch, changing nothing, when
-    two ranks expect different sizes.
+    All arrays have one dtype. The sizes may differ, but rank a must send to rank b the size that b expects from a.
+    Raises ValueError unless there is one array per rank; CollectiveMismatch, changing nothing, when two ranks
+    expect different sizes.
     """
     chosen = choose(group, "all_to_all")
     if chosen is None:
@@ -358,7 +358,7 @@ def all_to_all_single(
 
     Split sizes count rows, along the first dimension; without them (None or an empty list) the parts are equal.
     Raises ArgumentError when the splits do not add up to the first dimension or are not one per rank, and without
-    splits when the first dimension does not divide by the world size; CollectiveMismatch, changing nothing, when
+    splits when the first dimension is not divisible by the world size; CollectiveMismatch, changing nothing, when
     two ranks expect different sizes.
     """
     chosen = choose(group, "all_to_all_single")

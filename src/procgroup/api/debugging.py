@@ -1,4 +1,4 @@
-"""How much is checked and said, and a breakpoint for one rank of many."""
+"""The debug level, and a breakpoint that stops one rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from procgroup.types import Timeout
 
 
 class DebugLevel(IntEnum):
-    """torch.distributed's levels. procgroup compares the ranks' calls at every level, so that none changes a result."""
+    """torch.distributed's levels. procgroup compares the ranks' calls at each of them, so they affect no result."""
 
     OFF = 0
     INFO = 1
@@ -27,24 +27,24 @@ _breakpoints: Counter[str] = Counter()
 
 
 def get_debug_level() -> DebugLevel:
-    """Return the level that was set, or that TORCH_DISTRIBUTED_DEBUG says; OFF when neither did."""
+    """Return the level that was set, else the value of TORCH_DISTRIBUTED_DEBUG, else OFF."""
     if not _level:
         set_debug_level_from_env()
     return _level[-1]
 
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set the level of this process. Raises ValueError for what is none."""
+    """Set the level of this process. Raises ValueError for an unknown level."""
     _level[:] = [DebugLevel(level)]
 
 
 def set_debug_level_from_env() -> None:
-    """Set the level that TORCH_DISTRIBUTED_DEBUG says: OFF, INFO or DETAIL. Raises ValueError for another."""
+    """Set the level from TORCH_DISTRIBUTED_DEBUG: OFF, INFO or DETAIL. Raises ValueError for another value."""
     _level[:] = [DebugLevel[environ.TORCH_DISTRIBUTED_DEBUG.get()]]
 
 
 class _TerminalDebugger(pdb.Pdb):
-    """A debugger that reads the terminal, even in a process whose standard input is something else."""
+    """A debugger that reads file descriptor 0, even where sys.stdin is another file, as in multiprocessing."""
 
     def interaction(self, *arguments: object) -> None:
         stdin = sys.stdin

@@ -18,9 +18,9 @@ Group = ProcessGroup | None
 
 
 class Slot:
-    """Where one rank keeps its default group. ``was_used`` tells whether it ever had one.
+    """Where one rank keeps its default group. ``was_used`` is True once it has had one.
 
-    ``start`` is how it was made, with which it can be made again.
+    ``start`` holds the arguments for making it again.
     """
 
     __slots__ = ("group", "start", "was_used")
@@ -71,7 +71,7 @@ class GroupMember(metaclass=_World):
 
 
 def resolve(given: Any) -> ProcessGroup:
-    """Return the group that ``group=given`` means. Raises ValueError when it is none."""
+    """Return the group that ``group=given`` means. Raises ValueError unless it is a ProcessGroup or None."""
     if given is None:
         return current()
     if isinstance(given, ProcessGroup):

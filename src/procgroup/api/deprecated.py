@@ -1,4 +1,4 @@
-"""Names that torch.distributed 2.13 still has and warns of. The warnings name those of procgroup: it needs no torch."""
+"""Deprecated names of torch.distributed 2.13. Their warnings recommend procgroup's names."""
 
 from __future__ import annotations
 

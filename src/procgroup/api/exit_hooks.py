@@ -6,8 +6,8 @@ that is destroyed while an exception is handled, as in a ``finally`` clause, wai
 sends the exception to the ranks that wait for this one. A forked child shares no connection with the other ranks: its
 copies of the groups raise ForkedProcessError, and it sends nothing when it ends.
 
-The exception that ends a process is known to the excepthook before the interpreter waits for other threads and runs
-what is registered for its exit. The hook also prefixes each printed line with the rank, to tell mixed outputs apart.
+The excepthook receives the exception before the interpreter joins other threads and runs exit handlers. The hook also
+prefixes each printed line with the rank, to tell mixed outputs apart.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from procgroup.process.exit_reason import ExitReason
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 
-# How long what was issued is given to end when the group is destroyed while an exception is handled.
+# The time that issued calls have to complete if the group is destroyed while an exception is handled.
 _FAILED_SECONDS = 1.0
-# Exceptions that steer programs, and say of none that it failed.
+# Exceptions that control the flow of a program; they do not mean that it failed.
 _STEERING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit)
 
 _alive: dict[ProcessGroup, Store | None] = {}
 _is_watching: list[bool] = []
-# The exception that was being handled when a group was made, by its id(): it says nothing of the group.
+# The exception that was being handled when a group was made, by its id(). It is not a failure of the group.
 _handled_before: dict[ProcessGroup, int] = {}
 
 # The groups that were made among the ranks of a default group, which end with it: oldest first.
 _children: dict[ProcessGroup, dict[ProcessGroup, None]] = {}
 
-# A file descriptor for the record of a failure, and for the modules that write it: there may be no other one left then.
+# A file descriptor kept for the record of a failure, and the modules that write it, in case no other one is left then.
 _spare: list[int] = []
 
 # A forked child must not run the destructors of what its parent uses.
@@ -77,9 +77,9 @@ def adopt(group: ProcessGroup, world: ProcessGroup) -> None:
 
 
 def let_go(group: ProcessGroup) -> Store | None:
-    """End the groups that were made from a group, and look after it no more; return its own store.
+    """End the groups made from a group, stop watching it, and return its own store.
 
-    Another group takes its place, which ``watch`` or ``adopt`` gets.
+    The caller passes the group's successor to ``watch`` or ``adopt``.
     """
     for child in reversed(_children.pop(group, {})):
         _leave(child, None, 0.0)
@@ -92,8 +92,8 @@ def let_go(group: ProcessGroup) -> Store | None:
 def leave(group: ProcessGroup, seconds: float | None = None) -> None:
     """End a group, after those that were made from it, and close its own store. Idempotent.
 
-    Issued calls have ``seconds`` to complete. Then raises the error of a call that no call has raised, or prints it
-    while another exception is handled.
+    Issued calls have ``seconds`` to complete. Then raises the error of an issued call if no call has raised it yet;
+    while another exception is handled, it is printed instead.
     """
     reason = _reason_to_leave(group)
     if seconds is None:
@@ -123,7 +123,7 @@ def fail_all(error: BaseException) -> None:
 
 
 def _reason_to_leave(group: ProcessGroup) -> ExitReason | None:
-    """Return what there is to say of the exception that is being handled now; None without one."""
+    """Return the reason from the exception being handled; None without one."""
     error = sys.exc_info()[1]
     if error is None or isinstance(error, _STEERING) or id(error) == _handled_before.get(group):
         return None
@@ -235,7 +235,7 @@ ThreadHook = Callable[[threading.ExceptHookArgs], Any]
 
 
 class UncaughtHook:
-    """An excepthook that prints what the former hook prints, and then ends the groups when the process ends with that.
+    """An excepthook that calls the former hook, and then ends the groups if the exception ends the process.
 
     With a ``rank`` each printed line stands behind "[rank3]: ".
     """
@@ -264,7 +264,7 @@ class UncaughtHook:
 
 
 class UncaughtInThread:
-    """A threading.excepthook that remembers what has ended a thread: the program's main part may have run there."""
+    """A threading.excepthook that records the exception that ended a thread, which may have run the main program."""
 
     def __init__(self, former: ThreadHook) -> None:
         self.former = former

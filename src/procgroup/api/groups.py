@@ -1,11 +1,11 @@
 """Groups of some of the ranks.
 
-Making a group takes its members only, each of which calls with the same ranks and makes its groups in the same
-order as the others; ranks that are not in it may call too, and get ``GroupMember.NON_GROUP_MEMBER``. Members wait for
-each other: one that never comes is named at the timeout, and one that makes another group instead within some seconds.
-``timeout`` limits this wait, and every call of the new group.
+Only the members of a group need to call these functions, with the same ranks and in the same order; other ranks may
+call them and get ``GroupMember.NON_GROUP_MEMBER``. A member that does not call is named at the timeout. A member that
+makes another group instead is named within a few seconds. ``timeout`` limits this wait, and every call of the new
+group.
 
-Of torch.distributed's behaviour these differ: ``timeout`` is by default the parent group's; a rank that is not a member
+Differences from torch.distributed: ``timeout`` is by default the parent group's; a rank that is not a member
 gets NON_GROUP_MEMBER with ``use_local_synchronization`` too, because None would mean the default group to later calls.
 """
 
@@ -49,13 +49,12 @@ def new_group(
     sort_ranks: bool = True,
     deterministic: str | None = None,
 ) -> ProcessGroup:
-    """Make a group of these global ranks (None: all), sorted unless ``sort_ranks`` is False; return when all have.
+    """Make a group of these global ranks (None: all), sorted unless ``sort_ranks`` is False.
 
-    Return GroupMember.NON_GROUP_MEMBER when this rank is not among them. ``use_local_synchronization`` names the
-    group after its ranks instead of a number. ``device_id`` is that of init_process_group, and so is
-    ``deterministic="order"``, which every group inherits.
-    Raises ValueError for ranks that are doubled or not there, CollectiveTimeout that names members who did not come,
-    CollectiveMismatch when members make different groups.
+    Returns when every member has called it; GroupMember.NON_GROUP_MEMBER on other ranks. ``use_local_synchronization``
+    names the group after its ranks instead of a number. ``device_id`` is that of init_process_group, and so is
+    ``deterministic="order"``, which every group inherits. Raises ValueError for duplicate or unknown ranks,
+    CollectiveTimeout, which names missing members, CollectiveMismatch if members make different groups.
     """
     world = default_group.current()
     timeouts = read_timeouts(timeout, pg_options, world.timeout)
@@ -148,7 +147,7 @@ def split_group(
 ) -> ProcessGroup | None:
     """Make a group of each list of the parent's group ranks; return the one of this rank, or None.
 
-    Raises ValueError for lists that are empty, overlap or name ranks that are not there, for a parent that this rank
+    Raises ValueError for lists that are empty, overlap or contain unknown ranks, for a parent that this rank
     is not in, and for a ``backend`` other than the parent's.
     """
     world = default_group.current()
@@ -175,7 +174,10 @@ def split_group(
 
 
 def get_pg_count() -> int:
-    """Return how many groups were numbered: 0 before init_process_group, then the default one and each new_group's."""
+    """Return how many groups have a number as name: the default group, and those of new_group. 0 before the start.
+
+    Groups named by a hash are not counted.
+    """
     world = default_group.slot().group
     if world is None:
         return 0

@@ -1,4 +1,4 @@
-"""From nothing to a default group, and back: the one place that joins rendezvous, backends and groups."""
+"""Makes and destroys the default group: joins rendezvous, backends and groups."""
 
 from __future__ import annotations
 
@@ -53,20 +53,21 @@ def init_process_group(
 ) -> None:
     """Find the other ranks and make the default group.
 
-    ``init_method`` is env:// (the default), tcp://host:port, file:///path, slurm:// or mpi://; ``store`` may be
-    given instead, with ``rank`` and ``world_size``. Keywords win over the environment. ``timeout`` is a timedelta or
-    seconds, 30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call, and so
-    does ``with timeout(...)`` where no ``timeout`` is given.
-    ``deterministic="order"`` promises that reductions combine in the order of the ranks, whatever the size, the
-    transport and the version: the same inputs then give the same bits everywhere, also in groups made later on.
-    ``backend`` is "gloo", procgroup's own transport, "mpi", "nccl", or one for each kind of device, as in
-    "cpu:gloo,cuda:nccl"; None means "gloo", and "nccl" for arrays on GPUs. With ``device_id``, the GPU of this rank,
-    NCCL connects the ranks now, otherwise in the first call; ``pg_options`` may have fields of nccl.core.NCCLConfig, or
-    be one. With "nccl" calls may take 10 minutes by default. ``group_name`` is taken for compatibility.
+    ``init_method`` is env:// (the default), tcp://host:port, file:///path, slurm:// or mpi://; ``store`` may be given
+    instead, with ``rank`` and ``world_size``. Keywords win over the environment. ``timeout`` is a timedelta or seconds,
+    30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call, and so does
+    ``with timeout(...)`` where no ``timeout`` is given. With ``deterministic="order"``, reductions combine in rank
+    order, whatever the size, transport and version: the same inputs then give the same bits everywhere, also in groups
+    made later on. ``backend`` is "gloo", procgroup's own transport, "mpi", "nccl", or one for each kind of device, as
+    in "cpu:gloo,cuda:nccl"; None means "gloo" and, if NCCL is installed, "nccl" for arrays on GPUs. With ``device_id``,
+    the GPU of this rank, NCCL connects the ranks now, otherwise in the first call; ``pg_options`` may have fields of
+    nccl.core.NCCLConfig, or be one. With "nccl" calls may take 10 minutes by default. ``group_name`` is taken for
+    compatibility.
 
-    Raises ValueError for a second call and for what is missing, RendezvousError when the ranks do not come
-    together. After a failure there is no group, and it can be called again: a store that this process hosts
-    stays until it exits, so that ranks that try again meet there.
+    Raises ValueError for a second call, IncompleteEnvironment (a ValueError) for missing variables, AssertionError for
+    a store without ``rank`` and ``world_size`` or with ``init_method``, RendezvousError if the ranks do not find each
+    other. After a failure there is no default group, and init_process_group can be called again. A store hosted by this
+    process stays open until the process exits, so that ranks that try again meet there.
     """
     slot = default_group.slot()
     if slot.group is not None and slot.group.is_usable():
@@ -120,16 +121,16 @@ class _Start(NamedTuple):
 
 
 def reconfigure(timeout: Timeout | None = None) -> ProcessGroup:
-    """Make the default group anew, with a new process in the place of each lost one; return it.
+    """Make the default group again, with a new process in place of each lost one, and return it.
 
-    Every rank that lives calls it, also after a call has failed because a rank was lost, and after ``shrink_group``.
-    The new processes call init_process_group; ``procgroup run --replace`` starts them. All have the ranks that the job
-    began with. Calls in progress end on all ranks, and groups that were made from the default group end. A rank that is
-    lost meanwhile has to be replaced, too. The new processes begin without the others' data: ``get_new_ranks`` says
-    which ranks they are, so that another one can send them what they need. ``timeout`` is for the ranks to come
-    together, by default that of init_process_group.
+    Every surviving rank calls it, also after a call has failed because a rank was lost, and after ``shrink_group``. The
+    new processes call init_process_group; ``procgroup run --replace`` starts them. The ranks are numbered as at the
+    start of the job, and a new process has the rank of the lost one. Calls in progress end on all ranks, and groups
+    that were made from the default group end. A rank that is lost meanwhile has to be replaced, too. The new processes
+    begin without the others' data: ``get_new_ranks`` returns their ranks, so that another rank can send them data.
+    ``timeout`` limits the wait for the other ranks; the default is that of init_process_group.
 
-    Raises ValueError without a default group, RendezvousTimeout that names ranks that did not come.
+    Raises ValueError without a default group, RendezvousTimeout, which names the missing ranks.
     """
     slot = default_group.slot()
     old = default_group.current()
@@ -163,9 +164,9 @@ def _make_again(start: _Start, deadline: float) -> ProcessGroup:
 
 
 def get_new_ranks(group: ProcessGroup | None = None) -> tuple[int, ...]:
-    """Return the ranks whose processes have taken the place of lost ones in the default group: see ``reconfigure``.
+    """Return the ranks of ``group`` whose processes replaced lost ones in its last ``reconfigure``.
 
-    Empty where all processes are new, and where none is.
+    Empty if every process of the group is new, and if no process is.
     """
     return resolve(group).new_ranks
 
@@ -181,11 +182,11 @@ def make_group(
     started: float,
     config: registry.BackendConfig,
 ) -> ProcessGroup:
-    """Meet the other ranks at ``meeting`` and make a group of them with ``store``, which is not the default group.
+    """Meet the other ranks at ``meeting`` and return a group, not the default one, whose store is ``store``.
 
-    ``members`` are their global ranks, of which this process is number ``rank``. ``timeout`` counts from the
-    time.monotonic() ``started``. ``config`` says what moves the arrays. The stores stay the caller's; the group leaves
-    in order at the process's end. Raises what init_process_group raises.
+    ``members[r]`` is the global rank of group rank ``r``; this process has group rank ``rank``. ``timeout`` counts from
+    the time.monotonic() ``started``. ``config`` names the backends of the arrays. The caller closes the stores; the
+    group leaves in order at the process's end. Raises what init_process_group raises.
     """
     timeouts = read_timeouts(timeout, None)
     made, _ = _make_group(config, store, rank, members, timeouts, started, meeting, group_name)
@@ -196,11 +197,10 @@ def make_group(
 def destroy_process_group(group: ProcessGroup | None = None, timeout: Timeout | None = None) -> None:
     """Leave a group (None: the default one) in order; what was sent still arrives. Other ranks need not call it.
 
-    Calls that were issued have ``timeout``, a timedelta or seconds, to complete: by default 30 s, or 1 s while an
-    exception is handled; then they fail. Raises AssertionError when there was never a default group,
-    DistBackendError inside a backend's transfer, which must not wait, and, when the group has ended, the error of a
-    call on a GPU that has failed after it returned, if no later call has raised that. Destroying a group again does
-    nothing.
+    Issued calls have ``timeout``, a timedelta or seconds, to complete, and then fail. The default is 30 s, or 1 s while
+    an exception is handled. Destroying a group again does nothing. Raises AssertionError if there never was a default
+    group, DistBackendError inside a backend's transfer, which must not wait, and the error of a call that failed after
+    it returned (on a GPU, or a small call with a root) if no later call has raised it.
     """
     if is_foreign(group):
         return

@@ -1,7 +1,7 @@
-"""A store for the ranks that go on without rank 0, in whose process their store was.
+"""A new store for the remaining ranks after rank 0, which hosted the old store, is lost or excluded.
 
-Their first rank hosts it, where its listener for connections was, and announces it over the connections that the ranks
-have. Backends meet there, as NCCL's communicators, and programs by ``get_group_store``.
+The lowest remaining rank hosts it, at the address of its former listener, and announces it over the existing
+connections. NCCL's communicators use it, and programs get it from ``get_group_store``.
 """
 
 from __future__ import annotations

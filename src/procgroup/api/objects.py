@@ -1,9 +1,10 @@
 """Calls that move Python objects. They pickle; arrays inside of objects travel as raw memory.
 
-``src`` and ``dst`` are global ranks, 0 unless given; ``group_src`` and ``group_dst`` are group ranks. ``device`` means
-nothing on CPUs. Unpickling runs code that the sender chooses: with ``safe=True`` a rank takes plain data
-(numbers, strings, lists, dicts, sets, dates) and arrays only, and refuses everything else. It reads slower: some
-0.5 us per number or string; arrays move as fast.
+``src`` and ``dst`` are global ranks; ``group_src`` and ``group_dst`` are group ranks. The root of a collective is by
+default global rank 0. A send needs a rank; a receive without one accepts any sender. ``device`` has no effect.
+Unpickling runs code that the sender chooses: with ``safe=True`` a rank takes plain data (numbers, strings, lists,
+dicts, sets, dates) and arrays only, and refuses everything else. It reads slower: some 0.5 us per number or string;
+arrays move as fast.
 
 On every call: TypeError and its like for an object that cannot be pickled, on its own rank, and PicklingFailed on
 the others; UnpicklingFailed, which names the sender and the type, where an object cannot be unpickled. After
@@ -136,7 +137,7 @@ def send_object_list(
     use_batch: bool = False,
     timeout: Timeout | None = None,
 ) -> None:
-    """Send objects to one rank. Raises ValueError for oneself. ``use_batch`` means nothing on CPUs."""
+    """Send objects to one rank. Raises ValueError for oneself. ``use_batch`` has no effect."""
     chosen = choose(group, "send_object_list")
     if chosen is None:
         return

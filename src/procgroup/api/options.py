@@ -14,7 +14,7 @@ from procgroup.types import DEFAULT_TIMEOUT, Timeout
 default_pg_timeout = DEFAULT_TIMEOUT
 
 NCCL_TIMEOUT = timedelta(minutes=10)
-"""That of groups with the backend "nccl", as in torch.distributed."""
+"""The default timeout of groups with the backend "nccl", as in torch.distributed."""
 
 _NAMES = ("timeout", "init_method_timeout", "deterministic", "nccl")
 
@@ -30,9 +30,9 @@ class Timeouts(NamedTuple):
 def read_timeouts(timeout: Timeout | None, pg_options: Any, default: Timeout = DEFAULT_TIMEOUT) -> Timeouts:
     """Read the timeouts; the keyword wins over ``pg_options``, a dict of "timeout" and "init_method_timeout".
 
-    Inside of ``with timeout(...)``, the start of a group without a timeout of its own has that one, and its calls have
-    the ``default``: the group outlives the block. Raises TypeError for other types, ValueError for a dict with other
-    names.
+    Inside ``with timeout(...)``, a group without its own timeout starts with the block's timeout. Its calls use
+    ``default``, because the group outlives the block. Raises TypeError for other types, ValueError for a dict with
+    other names.
     """
     options = _as_mapping(pg_options)
     own = (timeout, options.get("timeout"))
@@ -56,7 +56,7 @@ def read_backend(backend: str | None, device_id: Any, pg_options: Any) -> regist
     """Read which backends move the arrays of a group, with the GPU and the options of NCCL.
 
     ``device_id`` is the number of a GPU, "cuda:1", or an object with ``type`` and ``index``; devices of other types
-    mean nothing. ``pg_options`` may be an nccl.core.NCCLConfig, or a dict with its fields, or have either as "nccl".
+    are ignored. ``pg_options`` may be an nccl.core.NCCLConfig, or a dict with its fields, or have either as "nccl".
     Raises what registry.parse raises, TypeError for a device or an option of another type, ValueError for an unknown
     option.
     """

@@ -1,7 +1,7 @@
-"""Lets the rank that is the cause be seen first, where ranks fail one after the other.
+"""Delays this rank's end until its launcher has seen the rank that caused the failure.
 
-torchrun, mpiexec, torch's spawn and the like take the first rank that ends for the cause. procgroup's own launchers
-read who it is in the ranks' records.
+torchrun, mpiexec, torch's spawn and similar launchers report the first rank that ends as the cause. procgroup's own
+launchers read the cause from the ranks' records.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LOOK_SECONDS = 0.01
 
 
 def let_end_first(cause: Lost) -> None:
-    """Wait until the launcher has collected the process of a rank of which this one's failure is a consequence.
+    """Wait until the launcher has collected the process of the rank that caused this rank's failure.
 
-    Only for a process of this host that a launcher has started, the one that started this process. At most until half a
-    second after its end, and not longer than all waits at the end of a process that has failed.
+    It waits only for a process of this host with the same launcher: until 0.5 s after that process has ended, and for
+    at most FAILED_SECONDS, which all waits at the end of a failed process share.
     """
     if cause.pid == 0 or cause.host or not _is_started_by_a_foreign_launcher():
         return

@@ -1,7 +1,7 @@
 """Messages between two ranks. ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
 
-Messages between two ranks with one tag arrive in the order in which they were sent. In a batch they are matched in the
-order of its list; in what order its sends and receives stand makes no difference.
+Messages between two ranks with one tag arrive in the order in which they were sent. Messages of a batch with the same
+peer and tag are matched in list order. The order of sends relative to receives does not matter.
 """
 
 from __future__ import annotations

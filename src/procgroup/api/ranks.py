@@ -53,7 +53,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process's rank on its host: LOCAL_RANK, else srun's or mpiexec's number, else ``fallback_rank``.
 
-    Raises RuntimeError without all of them.
+    Raises RuntimeError if none of the three is available.
     """
     local_rank = environ.LOCAL_RANK.get()
     if local_rank is not None:

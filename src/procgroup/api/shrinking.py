@@ -25,19 +25,19 @@ def shrink_group(
     pg_options: Any = None,
     timeout: Timeout | None = None,
 ) -> ProcessGroup:
-    """Make a group of those members of ``group`` that live, without ``ranks_to_exclude``, and return it.
+    """Make a group of the surviving members of ``group``, without ``ranks_to_exclude``, and return it.
 
-    Every rank that stays calls it, also after a call has failed because a rank was lost; it returns when all have.
-    Which ranks are lost, all of them find out by themselves. Calls in progress on ``group`` end on all members, with
-    PeerLost or PeerFailed, and later ones raise GroupDestroyed. Where ``group`` is the default group (None), the new
-    group takes its place: its ranks are numbered from 0 without gaps, in their old order, which changes get_rank() and
-    get_world_size(), and groups that were made from the old one end. ``ranks_to_exclude`` are global ranks that live
-    and are to stay out: they do not call it. ``shrink_flags`` is taken for compatibility; calls in progress are always
-    ended. Where the store was in a process that is not in the new group, the new group has a store on its rank 0.
-    ``timeout``, by default the group's, is for the ranks to come together.
+    Every remaining rank calls it, also after a call failed because a rank was lost. It returns when all have called it.
+    The ranks detect the lost ranks themselves. Calls in progress on ``group`` end on all members, with PeerLost or
+    PeerFailed, and later ones raise GroupDestroyed. Where ``group`` is the default group (None), the new group takes
+    its place: its ranks are numbered from 0 without gaps, in their old order, which changes get_rank() and
+    get_world_size(), and groups that were made from the old one end. ``ranks_to_exclude`` are global ranks of living
+    processes, which must not call it. ``shrink_flags`` is taken for compatibility; calls in progress are always ended.
+    Where the store was in a process that is not in the new group, the new group has a store on its rank 0. ``timeout``,
+    by default the group's, limits the wait for the other ranks.
 
-    Raises ValueError when this rank is to be excluded, CollectiveTimeout that names ranks that live and did not come.
-    The name and the parameters are torch.distributed's, where only NCCL has it.
+    Raises ValueError if this rank is excluded or a rank is not in the group, CollectiveTimeout, which names living
+    ranks that did not call it. The name and the parameters are torch.distributed's, where only NCCL has it.
     """
     chosen = resolve(group)
     slot = default_group.slot()

@@ -1,4 +1,4 @@
-"""Every exception that procgroup raises.
+"""The exception classes of procgroup.
 
 ::
 
@@ -19,7 +19,8 @@
         │   ├── GroupDestroyed         a group was used after destroy_process_group
         │   └── ForkedProcessError     a group was used in a forked child
         ├── DistNetworkError           a connection could not be made
-        │   └── Refused, CutShort      by a process that is no rank of this job; in the middle of the handshake
+        │   └── Refused                the other side is not a rank of this job, or cannot be reached
+        │       └── CutShort               the connection closed during the handshake
         ├── DistStoreError             in a key-value store
         │   ├── QueueEmptyError        queue_pop(block=False) found nothing
         │   ├── StoreTimeout           the deadline passed before the keys were there
@@ -28,7 +29,7 @@
         ├── RendezvousError            while ranks find each other
         │   ├── IncompleteEnvironment      env:// lacks variables; says what started this process, and what to write
         │   ├── RendezvousTimeout          some ranks never came; names them
-        │   └── RendezvousConflict         two ranks claim one place, or disagree on the world size
+        │   └── RendezvousConflict         two processes claim one rank, or ranks disagree on the world size
         └── ModelMismatch, BackwardFailed, GraphChanged, InputsExhausted, RanksApart: in data-parallel training
 
     Exception
@@ -38,7 +39,7 @@
     ├── RanksFailed (ExceptionGroup), RanksTimeout (TimeoutError): from run_ranks
     └── internal: MalformedObjects, Refusal of etcd, SshError, JobConflict, JobEnded, PeerFailure in a benchmark
 
-Each is built from data and keeps it as attributes; the text follows from the data.
+Most of them are built from data, which they keep as attributes. The others carry a text only.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class DistError(RuntimeError):
 
 
 class DistBackendError(DistError):
-    """A process group could not do what it was asked."""
+    """A process group operation failed."""
 
 
 class ArgumentError(ValueError, RuntimeError):
@@ -102,9 +103,9 @@ class OperationError(_CallError):
     Attributes: ``op`` (name of the operation), ``sequence`` (its number in the group), ``group`` (the group's name),
     ``rank`` (this rank in the group), ``size`` (of the group), ``members`` (the global rank of each group rank),
     ``global_rank`` (of this rank) and ``intact``: whether the array that the call writes is unchanged; False when it
-    may be half done, None when unknown or without such an array. ``issued_at`` is the program's line that made the
-    call, as in "train.py:12"; "" when it is not known. Texts name global ranks, and group ranks that differ.
-    They begin with the function that the program called, whose name may be another than that of the operation.
+    may be partly written, None when unknown or without such an array. ``issued_at`` is the program's line that made the
+    call, as in "train.py:12"; "" when it is not known. The message names global ranks, and adds the group rank where it
+    differs. It begins with the name of the called function, which can differ from ``op``.
     """
 
     def __init__(
@@ -128,12 +129,12 @@ class OperationError(_CallError):
 class CollectiveMismatch(OperationError):
     """The ranks did not make the same call, or a message is not what its receive expects.
 
-    No array was changed, but where ``intact`` is False: a GPU may have begun, or this rank had its result from a rank
-    that made the same call, before it compared the others.
+    No array was changed unless ``intact`` is False: then a GPU may have started the call, or this rank already had its
+    result from a rank whose call agreed.
 
     ``calls`` maps each rank to a description of its call, and ``lines`` to the program's line that made it, as in
-    "train.py:12", where it is known. ``pair`` names two ranks of an all_to_all that disagree on
-    the block between them, and their sizes. ``differing`` names the data that differs where the calls are the same.
+    "train.py:12", where it is known. ``pair`` names two ranks of an all_to_all that disagree on the block between them,
+    and their sizes. ``differing`` names the data that differs although the calls agree.
     """
 
     def __init__(
@@ -185,8 +186,8 @@ class Deadlock(OperationError):
 class PeerLost(OperationError):
     """The process of a rank has ended, or the rank has left the group.
 
-    ``peer`` is its group rank, ``global_peer`` its global rank, ``pid`` its process, ``host`` the name of its host if
-    that is another host than this rank's, ``how`` says how it ended, ``left`` whether that was in order.
+    ``peer`` is its group rank, ``global_peer`` its global rank, ``pid`` its process id, ``host`` the name of its host
+    if it is another one. ``how`` describes its end, and ``left`` is True if it left in order.
     """
 
     def __init__(self, *, peer: int, pid: int, how: str, host: str = "", left: bool = False, **call: Any) -> None:
@@ -203,9 +204,10 @@ class PeerLost(OperationError):
 class PeerFailed(OperationError):
     """A rank left this call with an error of its own, aborted its group, or its program ended with an exception.
 
-    ``peer`` is its group rank, ``global_peer`` its global rank, ``reason`` the failure as text, ``cause`` its kind:
-    "error" (an exception, or a breach of the protocol), "timeout", "mismatch", "interrupted", "aborted" or "deadlock".
-    For "timeout", ``missing`` has the group ranks it awaited, then those awaited by ranks whose calls it ended.
+    ``peer`` is the failed rank's group rank, ``global_peer`` its global rank, ``reason`` the failure as text, ``cause``
+    its kind: "error" (an exception, or a breach of the protocol), "timeout", "mismatch", "interrupted", "aborted" or
+    "deadlock". For "timeout", ``missing`` lists the group ranks that ``peer`` waited for, followed by those that the
+    ranks failed by its timeout waited for.
     """
 
     def __init__(
@@ -297,7 +299,7 @@ class CutShort(Refused):
 
 
 class DistStoreError(DistError):
-    """A key-value store could not do what it was asked."""
+    """A key-value store operation failed."""
 
 
 class QueueEmptyError(DistStoreError):
@@ -388,7 +390,10 @@ class BackwardFailed(DistError):
 
 
 class GraphChanged(DistError):
-    """With static_graph=True, a backward used other parameters than the first, or not as often; ``uses`` lists them."""
+    """With static_graph=True, a backward used other parameters than the first one, or used them less or more often.
+
+    ``uses`` lists them.
+    """
 
     def __init__(self, *, uses: Mapping[int, Sequence[ParameterUse]]) -> None:
         self.uses: dict[int, list[ParameterUse]] = {rank: list(changes) for rank, changes in uses.items() if changes}
@@ -475,7 +480,7 @@ class MalformedObjects(ValueError):
 
 
 class Refusal(Exception):
-    """An error that etcd answered: a gRPC status code and a text."""
+    """An error that etcd returned: a gRPC status code and a text."""
 
     def __init__(self, endpoint: object, code: int, text: str) -> None:
         super().__init__(f"etcd at {endpoint} returned an error: {text}")

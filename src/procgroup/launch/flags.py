@@ -3,9 +3,9 @@
 Each row of the table holds a flag's name, the function that reads its text, its default and its help. The parser,
 ``--help``, completions for shells and ``--dry-run`` are derived from it.
 
-A flag wins over its variable PET_<FLAG> (torchrun's), that variable over PROCGROUP_<FLAG>, and that one over the
-default. The source of each value is kept, for messages and for ``--dry-run``. A function that reads a text raises
-ValueError for an unusable one.
+A value comes from the first of: the flag, PET_<FLAG> (torchrun's name), PROCGROUP_<FLAG>, the default. The source of
+each value is kept, for messages and for ``--dry-run``. A function that reads a text raises ValueError for an unusable
+one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _MOST_SHOWN = 60
 RENDEZVOUS_BACKENDS = ("static", "c10d", "file", "etcd", "etcd-v2", "redis")
 BINDINGS = ("node", "socket", "exclusive", "core-complex", "cores")
 
-# Keys of torchrun, with the same meaning. The last three belong to back-ends that do not exist here: without effect.
+# Keys of torchrun, with the same meaning. The last three of _CONF_SECONDS belong to backends that do not exist here,
+# and have no effect.
 _CONF_SECONDS = (
     "join_timeout",
     "last_call_timeout",
@@ -207,7 +208,7 @@ def _shortened(value: str) -> str:
 
 
 def signals(value: str) -> list[signal.Signals]:
-    """Read names of signals; signals that no process can handle are refused."""
+    """Read names of signals. Raises ValueError for unknown names, and for SIGKILL, SIGSTOP and SIGCHLD."""
     chosen: list[signal.Signals] = []
     for name in filter(None, (part.strip() for part in value.split(","))):
         found = getattr(signal, name, None)
@@ -327,7 +328,7 @@ _FILTERED = "keep lines of {0} with one of these words, separated by commas, in 
 
 _WITH_HOSTS = (
     Flag("--ssh", "COMMAND", str, "ssh", "with --hosts: OpenSSH's client and its options"),
-    Flag("--ssh-timeout", "SECONDS", seconds, "60", "with --hosts: until when each host must be ready"),
+    Flag("--ssh-timeout", "SECONDS", seconds, "60", "with --hosts: how long the hosts may take to be ready"),
     Flag("--chdir", "PATH", str, "", "with --hosts: working directory there, by default this one"),
     Flag("--export", "NAME,NAME=VALUE", str, "", "with --hosts: further variables for the ranks there"),
     Flag("--remote-python", "PATH", str, "", "with --hosts: interpreter there, by default this one"),
@@ -348,7 +349,7 @@ _FLAGS = (
         needs=("gpus",),
     ),
     Flag("--nnodes", "N", node_range, "1:1", "nodes of the job: N, or MIN:MAX"),
-    Flag("--node-rank", "N", count, "0", "this node's number, with addresses given by hand"),
+    Flag("--node-rank", "N", count, "0", "this node's number, from 0, with --rdzv-backend static"),
     Flag("--max-restarts", "N", count, "0", "how often the job may start its ranks again"),
     _switch("--replace", "start only a failed rank again, while the others go on; --max-restarts says how often"),
     _switch(
@@ -373,13 +374,13 @@ _FLAGS = (
     Flag("--rdzv-endpoint", "PLACE", str, "", "where: host[:port] of a node or server, or several; a path; a URL"),
     Flag("--rdzv-id", "NAME", str, "", "the job's name, the same on every node; TORCHELASTIC_RUN_ID"),
     Flag("--rdzv-conf", "LIST", rendezvous_conf, "", "further settings: key=value,key=value"),
-    Flag("--local-addr", "HOST", optional_host, "", "this node's address for the others, where it is not found"),
+    Flag("--local-addr", "HOST", optional_host, "", "this node's address for the other nodes, if it is not detected"),
     _choice(
         "--on-partition",
         "WHAT",
         ("continue", "stop"),
         "",
-        "what half of the nodes does when the other half is cut off: continue or stop",
+        "whether half of the nodes goes on when the other half is unreachable: continue or stop",
     ),
     # The GPUs and CPUs of the ranks.
     _switch("--virtual-local-rank", "show each rank one GPU only, as device 0, and set LOCAL_RANK to 0"),
@@ -388,13 +389,13 @@ _FLAGS = (
         "WHAT",
         BINDINGS,
         "",
-        f"CPUs of each rank: {', '.join(BINDINGS)}; those of its GPU, where it is known",
+        f"bind each rank to CPUs, near its GPU if known: {', '.join(BINDINGS)}",
         short=("--bind",),
     ),
     # Behaviour.
     Flag("--role", "NAME", str, "default", "ROLE_NAME of the ranks"),
-    _switch("--replace-gloo", "let PyTorch programs that say gloo run on procgroup"),
-    _switch("--replace-nccl", "let PyTorch programs that say nccl run on procgroup, which calls NCCL"),
+    _switch("--replace-gloo", "let PyTorch programs that request gloo run on procgroup"),
+    _switch("--replace-nccl", "let PyTorch programs that request nccl run on procgroup, which calls NCCL"),
     Flag(
         "--shutdown-timeout",
         "SECONDS",
@@ -412,7 +413,11 @@ _FLAGS = (
     ),
     Flag("--monitor-interval", "S", optional_seconds, "", "has no effect: ranks are watched by events"),
     _choice(
-        "--start-method", "NAME", ("spawn", "fork", "forkserver"), "spawn", "for functions, so without effect here"
+        "--start-method",
+        "NAME",
+        ("spawn", "fork", "forkserver"),
+        "spawn",
+        "no effect here: it applies to functions only",
     ),
     _choice(
         "--event-log-handler",
@@ -426,19 +431,19 @@ _FLAGS = (
         "SECONDS",
         optional_seconds,
         "",
-        "kill a rank that is stopped, stuck in the kernel, or has ceased to call procgroup.report for so long",
+        "kill a rank that is stopped, stuck in the kernel, or has made no further procgroup.report for this time",
     ),
-    _switch("--dry-run", "show what each rank would be started with, and where that comes from"),
+    _switch("--dry-run", "show how each rank would be started, and the source of each value"),
     # Output.
     Flag("--log-dir", "PATH", str, "", "keep each rank's stdout.log and stderr.log below this folder"),
-    _choice("--logs-specs", "NAME", ("default",), "default", "default, the only one"),
+    _choice("--logs-specs", "NAME", ("default",), "default", 'only "default" is supported'),
     Flag("--redirects", "STREAMS", streams, "0", f"keep in files and do not show: {_STREAMS}", ("-r",)),
     Flag("--tee", "STREAMS", streams, "0", f"keep in files and show: {_STREAMS}", ("-t",)),
     Flag("--show-ranks", "RANKS", chosen_ranks, "", "show these ranks only, such as 0,3-5; files have all"),
     Flag("--local-ranks-filter", "RANKS", chosen_ranks, "", "the same, by local rank"),
     Flag("--duplicate-stdout-filters", "WORDS", filters, "", _FILTERED.format("stdout")),
     Flag("--duplicate-stderr-filters", "WORDS", filters, "", _FILTERED.format("stderr")),
-    Flag("--log-prefix", "TEMPLATE", prefix, "", "what stands before each line, such as '[r{rank} {host}]'"),
+    Flag("--log-prefix", "TEMPLATE", prefix, "", "prefix of each line, such as '[r{rank} {host}]'"),
     Flag(
         "--collapse",
         "WHEN",

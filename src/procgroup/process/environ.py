@@ -170,13 +170,13 @@ PROCGROUP_REPLACE_GLOO = Variable[bool](
     "PROCGROUP_REPLACE_GLOO",
     _flag,
     False,
-    "Let PyTorch programs that say gloo run on procgroup. Set by --replace-gloo.",
+    "Let PyTorch programs that request gloo run on procgroup. Set by --replace-gloo.",
 )
 PROCGROUP_REPLACE_NCCL = Variable[bool](
     "PROCGROUP_REPLACE_NCCL",
     _flag,
     False,
-    "Let PyTorch programs that say nccl run on procgroup, which calls NCCL. Set by --replace-nccl.",
+    "Let PyTorch programs that request nccl run on procgroup, which calls NCCL. Set by --replace-nccl.",
 )
 PROCGROUP_RDZV_PASSWORD = _text(
     "PROCGROUP_RDZV_PASSWORD", "The password of the etcd or Redis server at which the launcher's agents meet."
