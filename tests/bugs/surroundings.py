@@ -29,7 +29,7 @@ import mpi_world
 import two_hosts
 import world
 
-START_SECONDS = 60.0
+START_SECONDS = 150.0
 """From the start of the processes to the first line of the program on the last rank."""
 EXIT_SECONDS = 5.0
 """From an error, or from the end of the program, to the end of the process."""
