@@ -112,6 +112,15 @@ WAYS: dict[str, tuple[str, list[str]]] = {
     ),
 }
 
+SAMPLE = {
+    ("torch", "torchrun"),
+    ("torch", "launch"),
+    ("procgroup", "torchrun, bound to a GPU"),
+    ("procgroup", "spawn"),
+    ("procgroup", "procgroup run, a GPU of its own for each rank"),
+}
+"""Each launcher, and each form of the program, once: the other pairs are in `make test-all`."""
+
 
 def run_program(folder: Path, source: str, launcher: list[str], **more: str) -> subprocess.CompletedProcess[str]:
     program = folder / "program.py"
@@ -147,8 +156,14 @@ def with_procgroup(source: str) -> str:
     return source.replace("from torch.utils.data.distributed import", "from procgroup.parallel import")
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("library", ["torch", "procgroup"])
+@pytest.mark.parametrize(
+    ("library", "way"),
+    [
+        pytest.param(library, way, id=f"{library}-{way}", marks=() if (library, way) in SAMPLE else pytest.mark.slow)
+        for library in ("torch", "procgroup")
+        for way in WAYS
+    ],
+)
 def test_the_tutorials_training_program_gives_on_gpus_what_it_gives_on_cpus(
     tmp_path: Path, library: str, way: str, on_cpus: tuple[float, float]
 ) -> None:
