@@ -78,7 +78,7 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait_for(self, expression: str, timeout: float = 40) -> Any:
+    def wait_for(self, expression: str, timeout: float = 120) -> Any:
         """Return the value of an expression once it is true."""
         deadline = time.monotonic() + timeout
         while not (value := self.evaluate(expression)):

@@ -61,7 +61,7 @@ class Terminal:
         )
         self._other = other
 
-    def wait_for(self, pattern: str, timeout: float = 40) -> None:
+    def wait_for(self, pattern: str, timeout: float = 120) -> None:
         """Wait until the text that was drawn, without control sequences, has a match of this."""
         deadline = time.monotonic() + timeout
         while not re.search(pattern, self.text):
@@ -75,7 +75,7 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self.descriptor, keys)
 
-    def wait(self, timeout: float = 40) -> int:
+    def wait(self, timeout: float = 120) -> int:
         """Return the exit status."""
         deadline = time.monotonic() + timeout
         while self.process.poll() is None:

@@ -231,7 +231,7 @@ def test_a_child_of_multiprocessing_tells_of_its_exception(starter: str, tmp_pat
         env={**os.environ, **place},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=120,
     )
     raised = re.search(r"raised (\S+)", done.stdout)
     told = re.search(r"told (\S+) .*rank 1 failed: ValueError: in a child \(train\.py:12\)", done.stdout)

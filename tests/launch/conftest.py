@@ -61,7 +61,7 @@ class Running:
     def stderr(self) -> str:
         return (self.directory / "stderr").read_text(errors="replace")
 
-    def wait_for(self, text: str, count: int = 1, timeout: float = 45) -> None:
+    def wait_for(self, text: str, count: int = 1, timeout: float = 120) -> None:
         """Wait until the launcher has shown ``text`` on stdout so often."""
         wait_until(lambda: self.stdout.count(text) >= count, timeout, lambda: self.stdout + self.stderr)
 

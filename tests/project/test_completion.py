@@ -119,7 +119,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
-    def wait_for(self, pattern: str, timeout: float = 40) -> None:
+    def wait_for(self, pattern: str, timeout: float = 120) -> None:
         """Wait until the terminal shows what matches ``pattern``, and forget all before its end."""
         deadline = time.monotonic() + timeout
         while (found := re.search(pattern, self._shown)) is None:
