@@ -380,7 +380,7 @@ _FLAGS = (
         "WHAT",
         ("continue", "stop"),
         "",
-        "whether half of the nodes goes on when the other half is unreachable: continue or stop",
+        "whether one half of the nodes goes on when it cannot reach the other: continue or stop",
     ),
     # The GPUs and CPUs of the ranks.
     _switch("--virtual-local-rank", "show each rank one GPU only, as device 0, and set LOCAL_RANK to 0"),
