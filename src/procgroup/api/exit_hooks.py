@@ -254,7 +254,8 @@ class UncaughtHook:
                 _record(error)
 
     def _print(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if self.rank is None or _is_prefixed_by_torch():
+        # Called by torch.distributed's own hook, which prefixes every line too, this one adds no prefix.
+        if self.rank is None or (getattr(sys.excepthook, "__module__", None) or "").startswith("torch.distributed"):
             self.former(kind, error, traceback)
             return
         with redirect_stderr(io.StringIO()) as text:
@@ -312,8 +313,3 @@ def _ends_the_process() -> bool:
         frame = frame.f_back
     hook = sys.excepthook
     return frame.f_code is getattr(hook, "__code__", getattr(type(hook).__call__, "__code__", None))
-
-
-def _is_prefixed_by_torch() -> bool:
-    """Tell whether torch.distributed's own hook, which prefixes every line too, has called ours."""
-    return (getattr(sys.excepthook, "__module__", None) or "").startswith("torch.distributed")

@@ -250,13 +250,10 @@ def _find_store(
             raise AssertionError(f"rank must be non-negative if using store, got {rank}: pass rank=")
         urls.check(rank, world_size)
         return store, False, rank, world_size
-    url = init_method if init_method is not None else _default_init_method()
-    found, rank, world_size = next(rendezvous(url, rank, world_size, timeout=timeouts.rendezvous))
+    if init_method is None:
+        init_method = environ.PROCGROUP_INIT_METHOD.get() or environ.TORCH_DISTRIBUTED_INIT_METHOD.get() or "env://"
+    found, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=timeouts.rendezvous))
     return found, True, rank, world_size
-
-
-def _default_init_method() -> str:
-    return environ.PROCGROUP_INIT_METHOD.get() or environ.TORCH_DISTRIBUTED_INIT_METHOD.get() or "env://"
 
 
 def _make_group(

@@ -50,7 +50,8 @@ def shrink_group(
         moved.append(moved_store.open_store(engine, rank, store, timeout))
         return moved[-1]
 
-    name = _name_after(chosen.group_name)
+    base, dot, number = chosen.group_name.rpartition(".")  # "0.1" follows "0", and "0.2" follows that
+    name = f"{base}.{int(number) + 1}" if dot and number.isdigit() else f"{chosen.group_name}.1"
     made = chosen.shrink(excluded, group_name=name, timeout=limit, renumber=is_default, move_store=move_store)
     store = exit_hooks.let_go(chosen)
     if moved and store is not None:
@@ -75,9 +76,3 @@ def _checked(ranks: Sequence[int], group: ProcessGroup) -> set[int]:
             "an excluded rank must not call shrink_group"
         )
     return excluded
-
-
-def _name_after(name: str) -> str:
-    """Return "0.1" for "0", and "0.2" for that."""
-    base, dot, number = name.rpartition(".")
-    return f"{base}.{int(number) + 1}" if dot and number.isdigit() else f"{name}.1"

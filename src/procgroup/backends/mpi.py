@@ -120,7 +120,10 @@ class MpiBackend:
         if self._refusal:
             return
         world = MPI.COMM_WORLD
-        own = MpiPlace(world.Get_rank(), world.Get_size(), os.getpid(), _pid_namespace(), _job())
+        # Where pids mean the same: equal on all ranks of one host that see each other's processes.
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        pids = f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+        own = MpiPlace(world.Get_rank(), world.Get_size(), os.getpid(), pids, _job())
         if self._rank == 0:
             self._store.set("tag", str(secrets.randbits(_TAG_BITS)))
         self._store.set(f"rank/{self._rank}", own.text())
@@ -307,12 +310,6 @@ def _is_there(pid: int) -> bool:
         return not state.read_text().rpartition(") ")[2].startswith("Z")  # ended, and not yet waited for by mpiexec
     except OSError:
         return False
-
-
-def _pid_namespace() -> str:
-    """Return where pids mean the same: equal on all ranks of one host that see each other's processes."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _finish() -> None:

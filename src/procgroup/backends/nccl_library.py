@@ -61,7 +61,7 @@ HIGH_PRIORITY = "is_high_priority_stream"
 
 def is_installed() -> bool:
     """Return whether this process has NCCL, or would find it. There may still be no GPU."""
-    return _is_loaded() or _path() is not None
+    return hasattr(ctypes.CDLL(None), "ncclGetVersion") or _path() is not None
 
 
 @cache
@@ -139,10 +139,6 @@ def configuration(options: Mapping[str, Any]) -> bytes:
 @cache
 def _kept(text: str) -> bytes:
     return text.encode()
-
-
-def _is_loaded() -> bool:
-    return hasattr(ctypes.CDLL(None), "ncclGetVersion")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -31,7 +32,9 @@ def host_gpus(root: Path = Path("/")) -> int:
 
 def visible_lists(environment: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the GPUs that each variable of ``VISIBLE_DEVICES`` in ``environment`` names, up to the first ``-1``."""
-    return {name: _up_to_invalid(environment[name]) for name in VISIBLE_DEVICES if name in environment}
+    entries = {name: map(str.strip, environment[name].split(",")) for name in VISIBLE_DEVICES if name in environment}
+    # CUDA ignores what follows the first invalid entry.
+    return {name: list(takewhile(lambda gpu: gpu not in ("", "-1"), gpus)) for name, gpus in entries.items()}
 
 
 def numa_node(gpu: str, root: Path = Path("/")) -> int | None:
@@ -51,13 +54,6 @@ def _pci_address(gpu: str, root: Path) -> str | None:
     # A UUID may be shortened; that of a MIG device is not listed.
     pattern = re.compile(rf"^GPU UUID:\s*{re.escape(gpu)}", re.MULTILINE)
     return next((path.name.lower() for path in directories if pattern.search(_read(path / "information"))), None)
-
-
-def _up_to_invalid(text: str) -> list[str]:
-    """Return the entries up to the first invalid one; CUDA ignores the rest."""
-    entries = [entry.strip() for entry in text.split(",")]
-    end = next((place for place, entry in enumerate(entries) if entry in ("", "-1")), len(entries))
-    return entries[:end]
 
 
 def _read(path: Path) -> str:

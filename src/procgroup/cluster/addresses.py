@@ -30,7 +30,12 @@ def parse_endpoints(text: str, default_port: int) -> list[Endpoint]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ValueError(f"expected host[:port], or several with commas between them, got {text!r}")
-    return [parse_endpoint(part if _has_port(part) else f"{_in_brackets(part)}:{default_port}") for part in parts]
+    endpoints = []
+    for part in parts:
+        has_port = part.rpartition("]")[2].count(":") == 1  # an IPv6 address without brackets cannot have one
+        host = f"[{part}]" if ":" in part and not part.startswith("[") else part
+        endpoints.append(parse_endpoint(part if has_port else f"{host}:{default_port}"))
+    return endpoints
 
 
 def parse_only_endpoint(text: str, default_port: int) -> Endpoint:
@@ -39,15 +44,6 @@ def parse_only_endpoint(text: str, default_port: int) -> Endpoint:
     if others:
         raise ValueError(f"expected one host[:port] with this --rdzv-backend, got the list {text!r}")
     return endpoint
-
-
-def _in_brackets(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _has_port(part: str) -> bool:
-    """Return whether the text ends with a port; an IPv6 address without brackets cannot have one."""
-    return part.rpartition("]")[2].count(":") == 1
 
 
 def parse_port(port: str | int, text: str | None = None) -> int:

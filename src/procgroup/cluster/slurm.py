@@ -51,7 +51,12 @@ def expand_hosts(text: str) -> list[str]:
     """
     if not re.fullmatch(rf"{_NAME}(?:,{_NAME})*", text):
         raise ValueError(f"expected a list of host names such as n[1-3,07-09],login, got {text!r}")
-    return [host for name in re.findall(_NAME, text) for host in _expand_name(name, text)]
+    hosts: list[str] = []
+    for name in re.findall(_NAME, text):
+        parts = re.split(r"\[([^][]*)\]", name)
+        choices = [[part] if index % 2 == 0 else _expand_numbers(part, text) for index, part in enumerate(parts)]
+        hosts += map("".join, itertools.product(*choices))
+    return hosts
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -59,12 +64,6 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"expected the number that srun sets in {name}, got {text!r}")
     return int(text)
-
-
-def _expand_name(name: str, text: str) -> list[str]:
-    parts = re.split(r"\[([^][]*)\]", name)
-    choices = [[part] if index % 2 == 0 else _expand_numbers(part, text) for index, part in enumerate(parts)]
-    return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
 def _expand_numbers(part: str, text: str) -> list[str]:

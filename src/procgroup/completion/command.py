@@ -97,7 +97,8 @@ def candidates(words: Sequence[str]) -> Iterator[Candidate]:
     elif rest[0] in ("run", "launch"):
         yield from _of_launcher(flags.table("", old_contract=rest[0] == "launch"), rest[1:])
     elif rest[0] in ("doctor", "explain", "top"):
-        yield from _starting(rest[-1], _of_diagnostics(rest[0]))
+        table: dict[str, str] = import_module(COMMANDS[rest[0]].module).FLAGS  # imported for this command only
+        yield from _starting(rest[-1], (Candidate(name, text) for name, text in table.items()))
     elif rest[0] == "completion" and len(rest) == 2:
         yield from _starting(rest[1], (Candidate(shell, "print its completion script") for shell in SCRIPTS))
 
@@ -119,11 +120,6 @@ def _of_launcher(table: Sequence[Flag], words: Sequence[str]) -> Iterator[Candid
         yield from _starting(value, _values(flag), f"{name}=")
     elif current.startswith("-"):
         yield from _starting(current.replace("_", "-"), (Candidate(flag.name, flag.text) for flag in table))
-
-
-def _of_diagnostics(command: str) -> Iterator[Candidate]:
-    table: dict[str, str] = import_module(COMMANDS[command].module).FLAGS  # imported for this command only
-    return (Candidate(name, text) for name, text in table.items())
 
 
 def _values(flag: Flag) -> Iterator[Candidate]:

@@ -60,17 +60,14 @@ def _open(tree: Any) -> _TreeNode | None:
     if isinstance(tree, (list, tuple)):
         fields = getattr(tree, "_fields", None)
         names = [f".{field}" for field in fields] if fields else [f"[{index}]" for index in range(len(tree))]
-        return _TreeNode(names, tree, lambda values: _like_sequence(tree, values))
+        kind: Any = type(tree)
+        return _TreeNode(names, tree, lambda values: kind(*values) if hasattr(tree, "_fields") else kind(values))
     return _known_to_jax(tree)
 
 
 def _like_dict(tree: dict[Any, Any], values: dict[Any, Any]) -> Any:
     ordered = {key: values[key] for key in tree}
     return ordered if type(tree) is dict else type(tree)(ordered)
-
-
-def _like_sequence(tree: Sequence[Any], values: list[Any]) -> Any:
-    return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)  # type: ignore[call-arg]
 
 
 def _known_to_jax(tree: Any) -> _TreeNode | None:

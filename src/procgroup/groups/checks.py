@@ -22,11 +22,8 @@ def reduce_op(op: Any) -> AnyReduceOp:
         return op
     if isinstance(op, int) and not isinstance(op, bool) and op in _NUMBERS:
         return ReduceOp(op)
-    raise TypeError(f"Expected parameter `op` to be one of {_op_names()}, got {op!r} of type {type(op).__name__}.")
-
-
-def _op_names() -> str:
-    return ", ".join(f"ReduceOp.{op.name}" for op in ReduceOp)
+    names = ", ".join(f"ReduceOp.{known.name}" for known in ReduceOp)
+    raise TypeError(f"Expected parameter `op` to be one of {names}, got {op!r} of type {type(op).__name__}.")
 
 
 def tag(value: Any) -> int:
