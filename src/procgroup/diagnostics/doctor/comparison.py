@@ -196,11 +196,16 @@ def _reached_host(answers: Answers, target: DoctorHost, outcomes: Mapping[str, M
         elif any(reachability.REACHED in found.values() for found in outcomes.values()):
             reasons = ", ".join(dict.fromkeys(found[address] for found in outcomes.values()))
             yield note(f"{target.name} is not reached at {text}: {reasons}")
+    data_address = facts["data_address"]
     for source, found in outcomes.items():
         if reachability.REACHED not in found.values():
             yield _unreached(answers, source, target, {shown[address]: outcome for address, outcome in found.items()})
-        elif _is_unreached(facts["data_address"], found):
-            yield _other_network(source, target, facts["data_address"], found)
+        elif (
+            data_address
+            and not ipaddress.ip_address(data_address.partition("%")[0]).is_loopback
+            and found.get(data_address, reachability.REACHED) != reachability.REACHED
+        ):
+            yield _other_network(source, target, data_address, found)
 
 
 def _unreached(answers: Answers, source: str, target: DoctorHost, outcomes: Mapping[str, str]) -> Finding:
@@ -215,12 +220,6 @@ def _unreached(answers: Answers, source: str, target: DoctorHost, outcomes: Mapp
             f"Let the firewall of {target.name}, or one between the hosts, pass {_PORTS} from {source}",
         )
     return problem(text, f"Check the routes between the two hosts, and let firewalls pass {_PORTS}")
-
-
-def _is_unreached(data_address: str, outcomes: Mapping[str, str]) -> bool:
-    if not data_address or ipaddress.ip_address(data_address.partition("%")[0]).is_loopback:
-        return False
-    return outcomes.get(data_address, reachability.REACHED) != reachability.REACHED
 
 
 def _other_network(source: str, target: DoctorHost, data_address: str, outcomes: Mapping[str, str]) -> Finding:

@@ -181,7 +181,9 @@ class JobCheck:
     def run(self) -> Answers | None:
         """Take part; return the answers on rank 0, None on the other ranks."""
         try:
-            self._find_hosts()
+            self._exchange.publish("place", self._place)
+            places = self._exchange.collect("place", range(self._world.size()), self._answer_seconds)
+            self._hosts = hosts_of({rank: RankPlace(*values) for rank, values in places.items()})
             self._check_own_host()
             if self._rank == 0:
                 return self._collect()
@@ -191,11 +193,6 @@ class JobCheck:
         # A rank that left now could be taken for a lost one.
         self._exchange.collect("done", [0], self._longest() + 3 * self._answer_seconds)
         return None
-
-    def _find_hosts(self) -> None:
-        self._exchange.publish("place", self._place)
-        places = self._exchange.collect("place", range(self._world.size()), self._answer_seconds)
-        self._hosts = hosts_of({rank: RankPlace(*values) for rank, values in places.items()})
 
     def _check_own_host(self) -> None:
         own = next(host for host in self._hosts if self._rank in host.ranks)

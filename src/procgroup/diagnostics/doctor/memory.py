@@ -90,7 +90,9 @@ def _shm(space: Space | None) -> Finding:
 
 def _head_room(root: Path) -> Iterator[Finding]:
     """Yield a finding about the memory that this process can still get: from its control groups, and from the host."""
-    available = {"control group": _group_head_room(root), "host": _host_head_room(root)}
+    in_groups = _group_head_room(root)
+    kib = read_entry(root / "proc/meminfo", "MemAvailable")
+    available = {"control group": in_groups, "host": None if kib is None else kib * 1024}
     known = {where: size for where, size in available.items() if size is not None}
     if not known:
         yield note("this system does not show how much memory is available")
@@ -104,11 +106,6 @@ def _head_room(root: Path) -> Iterator[Finding]:
         yield warning(f"only {text}", advice)
     else:
         yield ok(text)
-
-
-def _host_head_room(root: Path) -> int | None:
-    kib = read_entry(root / "proc/meminfo", "MemAvailable")
-    return None if kib is None else kib * 1024
 
 
 def _group_head_room(root: Path) -> int | None:

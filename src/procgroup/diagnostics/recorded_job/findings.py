@@ -42,7 +42,9 @@ def find(job: Job, now: float | None = None) -> list[JobFinding]:
         explained.update(deadlock.ranks)
     others = [*_late_ranks(job, now), *_messages(job, now), *_late_gpus(job, now)]
     found += [finding for finding in others if not explained.issuperset(finding.ranks)]
-    return found or _consequences(job, ended, now)
+    # Where no record tells the cause, the ranks report consequences of each other; a call's own error says most.
+    reports = sorted(ended, key=lambda rank: rank.origin.kind != CALL)
+    return found or [_ended(job, rank, now) for rank in reports[:1]]
 
 
 def place(rank: Rank, now: float) -> str:
@@ -53,7 +55,10 @@ def place(rank: Rank, now: float) -> str:
     if rank.on_gpu and now - rank.on_gpu[0].started >= _USUAL_SECONDS:
         return f"in no call, but its GPU is {_on_gpu(rank, now)}"
     if rank.current_stack:
-        return "in " + ", called by ".join(_short(frame) for frame in _telling(rank.current_stack))
+        # The innermost frame, and the innermost other one of the program's own, or else its caller.
+        innermost, *callers = rank.current_stack
+        own = [frame for frame in callers if not any(part in frame for part in _LIBRARIES)]
+        return "in " + ", called by ".join(_short(frame) for frame in [innermost, *(own or callers)[:1]])
     last = rank.last
     if last is None:
         return "in no call, and has made none"
@@ -87,26 +92,16 @@ def _short(frame: str) -> str:
     return f"{function} at {_base(where)}"
 
 
-def _telling(stack: Sequence[str]) -> list[str]:
-    """Return the innermost frame, and the innermost other one of the program's own, or else its caller."""
-    own = [frame for frame in stack[1:] if not any(part in frame for part in _LIBRARIES)]
-    return [*stack[:1], *(own or stack[1:])[:1]]
-
-
 def duration(seconds: float) -> str:
     """Return "12.3 s" or "11 min"."""
     return f"{max(seconds, 0.0):.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
-
-
-def _last_collective(rank: Rank) -> RecordedCall | None:
-    return next((call for call in reversed(rank.calls) if not call.is_message and call.state != "issued"), None)
 
 
 def _open_collectives(job: Job) -> list[tuple[RecordedCall, list[Rank]]]:
     """Return each open collective with the ranks that are in it, or failed in it."""
     found: dict[tuple[str, int], tuple[RecordedCall, list[Rank]]] = {}
     for rank in job.ranks:
-        last = _last_collective(rank)
+        last = next((call for call in reversed(rank.calls) if not call.is_message and call.state != "issued"), None)
         for call in rank.calls:
             if call.is_message or not (call.is_running or (call is last and call.state == "failed")):
                 continue
@@ -139,12 +134,6 @@ def _missing(job: Job, call: RecordedCall, present: Sequence[Rank]) -> list[int]
         if member not in here and rank is not None and rank.reached(call.group) < call.sequence:
             missing.append(member)
     return missing
-
-
-def _consequences(job: Job, ended: Sequence[Rank], now: float) -> list[JobFinding]:
-    """Return what the ranks report of each other, where no record tells the cause; a call's own error says most."""
-    reports = sorted(ended, key=lambda rank: rank.origin.kind != CALL)
-    return [_ended(job, rank, now) for rank in reports[:1]]
 
 
 def _ended(job: Job, rank: Rank, now: float) -> JobFinding:

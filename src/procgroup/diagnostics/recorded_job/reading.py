@@ -136,7 +136,8 @@ def _rank_of(records: list[_Record]) -> Rank:
     calls = [call for path, record in records for call in _calls_of(path, record)]
     calls.sort(key=lambda call: call.issued)
     path, last = records[-1]
-    stack = last["stack"][1] if last["stack"] else ""
+    stack = last["stack"][1] if last["stack"] else ""  # as Python's faulthandler writes it, the innermost frame first
+    frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', stack, re.MULTILINE)
     return Rank(
         rank=last["rank"],
         world_size=last["world_size"],
@@ -148,7 +149,7 @@ def _rank_of(records: list[_Record]) -> Rank:
         origin=Origin(last["origin"], last["failed_peer"] if last["failed_peer"] >= 0 else None),
         seen=_wall(last, last["beat_ns"]),
         calls=calls,
-        stack=_frames(stack),
+        stack=[f"{function} ({file}:{line})" for file, line, function in frames],
         report=printable(last["report"][1]) if last["report"] else "",
         began=records[0][1]["created_wall_ns"] / 1e9,
         stack_taken=_wall(last, last["stack"][0]) if last["stack"] else 0.0,
@@ -163,7 +164,10 @@ def _state_of(path: Path, record: dict[str, Any]) -> str:
         return state
     if record["stopped"]:
         return "stopped"
-    return "running" if flight_records.is_in_use(path) or record["boot"] != _boot() else "lost"
+    if flight_records.is_in_use(path):
+        return "running"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "running" if record["boot"] != boot else "lost"
 
 
 def _without_silent(ranks: list[Rank]) -> list[Rank]:
@@ -177,10 +181,6 @@ def _without_silent(ranks: list[Rank]) -> list[Rank]:
         else rank
         for rank in ranks
     ]
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _wall(record: dict[str, Any], ns: int) -> float:
@@ -224,9 +224,3 @@ def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[RecordedCall]:
 
 def _group_of(group: dict[str, Any], number: int) -> RecordedGroup:
     return RecordedGroup(f"{group['identity']:x}-{number}", group["name"], group["size"], tuple(group["members"]))
-
-
-def _frames(stack: str) -> list[str]:
-    """Return a stack as Python's faulthandler writes it as "load (/home/me/data.py:88)", the innermost frame first."""
-    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', stack, re.MULTILINE)
-    return [f"{function} ({path}:{line})" for path, line, function in found]

@@ -143,7 +143,9 @@ def _follow(watch: JobWatch) -> None:
     """Show looks until the job or the user ends it; print at the end of a job what has become of it."""
     with KeyboardInput() as keys:
         last = _follow_live(watch, keys) if _is_terminal() else None
-        last = last or _follow_plainly(watch, keys)
+        if not last:
+            _look_first(watch, keys)
+            last = _repeat(watch, keys, lambda look: print(plain(look), end="\n\n", flush=True), _PLAIN_SECONDS)
     if last.has_ended:
         print(f"the job has ended\n{as_text(last.job, last.found)}", flush=True)
 
@@ -165,11 +167,6 @@ def _look_first(watch: JobWatch, keys: KeyboardInput) -> None:
     """Look once, so that the first table has rates."""
     if not watch.look().has_ended:
         keys.wait(_LIVE_SECONDS)
-
-
-def _follow_plainly(watch: JobWatch, keys: KeyboardInput) -> Look:
-    _look_first(watch, keys)
-    return _repeat(watch, keys, lambda look: print(plain(look), end="\n\n", flush=True), _PLAIN_SECONDS)
 
 
 def _repeat(watch: JobWatch, keys: KeyboardInput, show: Callable[[Look], None], seconds: float) -> Look:
