@@ -7,7 +7,6 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from typing import TextIO
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
@@ -26,17 +25,13 @@ def run_command(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        if not _is_unread(sys.stdout):
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        is_unread = bool(poll.poll(0))  # a pipe or socket whose other end is closed
+        if not is_unread:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest there at its end
         return 128 + signal.SIGPIPE
-
-
-def _is_unread(stream: TextIO) -> bool:
-    """Return whether a stream is a pipe or socket whose other end is closed."""
-    poll = select.poll()
-    poll.register(stream.fileno(), 0)
-    return bool(poll.poll(0))
 
 
 def open_standard_streams() -> None:

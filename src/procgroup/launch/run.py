@@ -144,15 +144,13 @@ def program_command(options: argparse.Namespace) -> list[str]:
         if not (options.script and Path(options.script).exists()):
             options.parser.error(f"there is no script {options.script!r} in {Path.cwd()}")
         return [interpreter, "-u", options.script]
-    if not PYTHON_EXEC.is_set() and not _module_exists(options.script.partition(".")[0]):
-        options.parser.error(f"there is no module {options.script!r}; the script after -m is a module's name")
+    if not PYTHON_EXEC.is_set():
+        # Look for the top-level module as the ranks will, without importing it.
+        name = options.script.partition(".")[0]
+        path = [str(Path.cwd()), *sys.path]
+        if name not in sys.builtin_module_names and importlib.machinery.PathFinder.find_spec(name, path) is None:
+            options.parser.error(f"there is no module {options.script!r}; the script after -m is a module's name")
     return [interpreter, "-u", "-m", options.script]
-
-
-def _module_exists(name: str) -> bool:
-    """Look for a top-level module as the ranks will, without importing it."""
-    path = [str(Path.cwd()), *sys.path]
-    return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
 
 
 def _task_notes(options: argparse.Namespace) -> Iterator[str]:

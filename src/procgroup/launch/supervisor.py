@@ -259,7 +259,8 @@ class SignalInbox:
                 "the launcher was called in a thread other than the main one, where Python delivers no signals; "
                 "call it in the main thread"
             )
-        self._numbers = [number for number in numbers if not _kept_ignored(number)]
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._numbers = [number for number in numbers if not (number is signal.SIGHUP and is_ignored)]
         self._received: list[signal.Signals] = []
         self._earlier: dict[signal.Signals, Any] = {}
         self._wakes = WakePipe()
@@ -285,7 +286,3 @@ class SignalInbox:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(signal.Signals(number))
-
-
-def _kept_ignored(number: signal.Signals) -> bool:
-    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

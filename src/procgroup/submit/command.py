@@ -50,12 +50,16 @@ def main(arguments: Sequence[str]) -> int:
     """Write the job that the command line describes; submit it if the client is installed. Return the exit status."""
     options = _parser().parse_args(arguments)
     scheduler = SCHEDULERS[options.scheduler]
-    options.program = _program(options.program)
+    words = options.program[1:] if options.program[:1] == ["--"] else options.program
+    options.program = ["python", *words] if words and words[0].endswith(".py") else words
     if not options.program:
         options.parser.error("expected a program at the end, such as: procgroup submit ... train.py --its-flag 1")
     options.name = options.name or _name_of(options.program)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", options.name):  # it is a file name, too
+        options.parser.error(
+            f"expected --name to be letters, digits, dots, hyphens and underscores, got {options.name!r}"
+        )
     try:
-        _check_name(options.name)
         text = scheduler.text(options)
     except ValueError as error:
         options.parser.error(str(error))
@@ -92,22 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _program(words: list[str]) -> list[str]:
-    """Return the command of a rank."""
-    words = words[1:] if words[:1] == ["--"] else words
-    return ["python", *words] if words and words[0].endswith(".py") else words
-
-
 def _name_of(program: Sequence[str]) -> str:
     """Return a name for the job: the script's, with characters that every scheduler accepts."""
     script = next((word for word in program if word.endswith(".py")), program[0])
     return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:40].strip("-") or "job"
-
-
-def _check_name(name: str) -> None:
-    """Raise ValueError for a name that cannot be a file name, too."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ValueError(f"expected --name to be letters, digits, dots, hyphens and underscores, got {name!r}")
 
 
 def _write(path: Path, text: str) -> None:
@@ -117,8 +109,11 @@ def _write(path: Path, text: str) -> None:
     """
     if _is_own(path):
         path.unlink()
+    # The mark is the first line, or the second one after ``#!``.
+    first, end, rest = text.partition("\n")
+    marked = f"{first}{end}{_MARK}{rest}" if first.startswith("#!") else _MARK + text
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(_with_mark(text))
+        file.write(marked)
 
 
 def _is_own(path: Path) -> bool:
@@ -127,12 +122,6 @@ def _is_own(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return _MARK.encode() in file.read(_BYTES_BEFORE_MARK)
-
-
-def _with_mark(text: str) -> str:
-    """Insert the mark of this command as the first line, or as the second one after ``#!``."""
-    first, end, rest = text.partition("\n")
-    return f"{first}{end}{_MARK}{rest}" if first.startswith("#!") else _MARK + text
 
 
 def _submit(scheduler: Scheduler, path: Path) -> int:

@@ -68,7 +68,8 @@ def crash_stack(text: str) -> str:
     header, *paragraphs = text[start:].rstrip("\n").split("\n\n")
     crashed = [part for part in paragraphs if part.startswith("Current thread 0x")]
     kept = crashed or [part for part in paragraphs if not part.startswith("Extension modules:")]
-    return _termination(text[:start]) + "\n\n".join([header, *kept]) + "\n"
+    termination: str = (_TERMINATE.findall(text[:start]) or [""])[-1]
+    return termination + "\n\n".join([header, *kept]) + "\n"
 
 
 def abort_reason(text: str) -> str:
@@ -100,11 +101,6 @@ def _after_frames(traceback: str) -> str:
         if line and not line[0].isspace():
             return "\n".join(lines[number:])
     return ""
-
-
-def _termination(text: str) -> str:
-    found = _TERMINATE.findall(text)
-    return found[-1] if found else ""
 
 
 EXCEPTION_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: .*)?$")

@@ -128,7 +128,8 @@ def _after(others: Sequence[RankFailure], first: RankFailure) -> Iterator[str]:
             told += alike
     for other in others:
         if other not in told:
-            yield f"{_place_after(other, first)} failed after that: {other.reason}"
+            where = f"{other.host}, " if other.host != first.host else ""
+            yield f"rank {other.rank} ({where}pid {other.pid}) failed after that: {other.reason}"
 
 
 def _without_numbers(failure: RankFailure) -> str:
@@ -145,11 +146,6 @@ def _is_of_a_call(failure: RankFailure) -> bool:
 def _name_ranks(failures: Sequence[RankFailure]) -> str:
     ranks = sorted(failure.rank for failure in failures)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
-
-
-def _place_after(failure: RankFailure, first: RankFailure) -> str:
-    where = f"{failure.host}, " if failure.host != first.host else ""
-    return f"rank {failure.rank} ({where}pid {failure.pid})"
 
 
 def _ranks(ranks: Sequence[int], one: str, many: str) -> str:

@@ -93,7 +93,11 @@ def plan_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> 
         meeting = _meeting_endpoint(options, hosts, settings)
     except (ValueError, SshError) as error:
         options.parser.error(str(error))
-    directory = options.chdir or _working_directory()
+    directory = options.chdir
+    if not directory:
+        # The working directory as the user's path, links unresolved: links may differ between hosts.
+        path = os.environ.get("PWD", "")
+        directory = path if path and Path(path).is_dir() and Path(path).samefile(Path.cwd()) else str(Path.cwd())
     agents = [
         AgentPlan(
             host,
@@ -115,12 +119,6 @@ def _command(
     if ssh is None or host.is_local:
         return local_command(own)
     return ssh.line(host, settings, remote_command(_python(options), own, os.environ.get("PYTHONPATH", "")))
-
-
-def _working_directory() -> str:
-    """Return the working directory as the user's path, links unresolved: links may differ between hosts."""
-    path = os.environ.get("PWD", "")
-    return path if path and Path(path).is_dir() and Path(path).samefile(Path.cwd()) else str(Path.cwd())
 
 
 def _check(options: argparse.Namespace, hosts: Sequence[Host]) -> None:

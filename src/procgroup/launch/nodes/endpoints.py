@@ -109,14 +109,10 @@ def find_store(
             raise DistNetworkError(f"no agent hosts the store at {', '.join(map(str, endpoints))}")
         if waited >= ENDPOINT_REPORT_SECONDS and not names_are_checked:
             names_are_checked = True
-            _say_unknown_names(endpoints)
+            for host in [endpoint.host for endpoint in endpoints]:
+                if not addresses.resolve(host, ENDPOINT_CONNECT_SECONDS):
+                    say(f"the host name {host} has no address here yet: check its spelling, or give an address")
         time.sleep(ENDPOINT_PAUSE_SECONDS)
-
-
-def _say_unknown_names(endpoints: Sequence[Endpoint]) -> None:
-    for endpoint in endpoints:
-        if not addresses.resolve(endpoint.host, ENDPOINT_CONNECT_SECONDS):
-            say(f"the host name {endpoint.host} has no address here yet: check its spelling, or give an address")
 
 
 def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:

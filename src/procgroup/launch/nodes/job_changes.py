@@ -38,7 +38,10 @@ def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
     """
     if state.node(node.id) is not None:
         return None
-    state = _without_earlier(state, node)
+    here = (*state.members, *state.waiting)
+    earlier = {other.id: "its agent had lost the store" for other in here if other.agent == node.agent}
+    if earlier:
+        state = lose(state, earlier, silent=True) or state
     if state.phase == "ended":
         raise JobEnded(f"the job has ended: {state.reason or 'all its ranks have finished'}")
     _check_settings(state, settings)
@@ -292,13 +295,6 @@ def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -
         passed=tuple(node_id for node_id in state.passed if node_id not in ids),
         previous=state.previous if keep_in_previous else tuple(old for old in state.previous if old not in agents),
     )
-
-
-def _without_earlier(state: JobState, node: Node) -> JobState:
-    """Remove, as lost, the earlier node of an agent that joins again after it lost the store."""
-    here = (*state.members, *state.waiting)
-    earlier = {other.id: "its agent had lost the store" for other in here if other.agent == node.agent}
-    return (lose(state, earlier, silent=True) or state) if earlier else state
 
 
 def _others(nodes: Iterable[Node], ids: set[str]) -> tuple[Node, ...]:

@@ -180,13 +180,11 @@ class LeaseRequests:
             except (StoreTimeout, StoreLost) as error:
                 if isinstance(error, StoreLost) and not self.is_on_server:
                     raise
-                if self._closing.is_set() or (attempts >= _ATTEMPTS and self._is_late()):
+                # One more attempt could end too late to end this agent's ranks in time.
+                is_late = time.monotonic() - self.beaten + self._attempt_seconds >= self._latest_loss
+                if self._closing.is_set() or (attempts >= _ATTEMPTS and is_late):
                     raise DistStoreError(self._silence(error)) from None
             self._closing.wait(REQUEST_PAUSE_SECONDS)
-
-    def _is_late(self) -> bool:
-        """Return whether one more attempt could end too late to end this agent's ranks in time."""
-        return time.monotonic() - self.beaten + self._attempt_seconds >= self._latest_loss
 
     def _silence(self, error: StoreTimeout | StoreLost) -> str:
         reason = f": {error.reason}" if isinstance(error, StoreLost) else ""

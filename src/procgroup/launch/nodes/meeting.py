@@ -191,7 +191,10 @@ class Meeting:
         try:
             self._apply(join)
         except JobEnded:
-            if self._is_anybody_there():
+            # If no agent of the job that has ended still runs, a new job may use the store.
+            keys = [f"beat/{node.id}" for node in (self._known.members if self._known is not None else ())]
+            before = self._store.multi_get(keys)
+            if not self._closing.wait(self._lease.seconds) and self._store.multi_get(keys) != before:
                 raise
             self._apply(job_changes.anew)
             self._apply(join)
@@ -207,12 +210,6 @@ class Meeting:
         # a sum would count twice.
         self._store.set(f"beat/{self.node_id}", str(self._beats))
         self._requests.beaten = began
-
-    def _is_anybody_there(self) -> bool:
-        """Return whether an agent of a job that has ended still runs; if none does, a new job may use the store."""
-        keys = [f"beat/{node.id}" for node in (self._known.members if self._known is not None else ())]
-        before = self._store.multi_get(keys)
-        return not self._closing.wait(self._lease.seconds) and self._store.multi_get(keys) != before
 
     def _follow(self) -> None:
         self._joined.wait()

@@ -68,12 +68,6 @@ class MeetingPlan(NamedTuple):
         host = f"hosted by {host}; " if self.endpoints else ""
         return f"{where} ({host}--rdzv-id {self.job.run_id})"
 
-    def _can_host(self) -> bool:
-        """Return whether this node owns one of the endpoints, so that it can host the agents' store."""
-        if self.is_host is not None:
-            return self.is_host
-        return any(addresses.is_local(endpoint.host) for endpoint in self.endpoints)
-
     def find_store(self, stops: Callable[[], bool]) -> FoundStore:
         """Connect to the agents' store, or host it here; wait without a limit, until ``stops()`` returns True."""
         if self.find is not None:
@@ -91,6 +85,9 @@ class MeetingPlan(NamedTuple):
 
     def node(self, node_id: str, found: FoundStore) -> Node:
         """Describe this node for the others; ``found`` is the agents' store."""
+        can_host = self.is_host
+        if can_host is None:  # it can where it owns one of the endpoints
+            can_host = any(addresses.is_local(endpoint.host) for endpoint in self.endpoints)
         return Node(
             id=node_id,
             agent=self.agent,
@@ -101,7 +98,7 @@ class MeetingPlan(NamedTuple):
             role=self.job.role,
             rank=self.node_rank,
             hosts_store=found.server is not None,
-            can_host=self._can_host(),
+            can_host=can_host,
         )
 
 

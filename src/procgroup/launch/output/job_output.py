@@ -162,9 +162,14 @@ class JobOutput:
         if self._job and self._attempt and self._temporary is None and not self._has_begun:
             self.say(f"logs are kept in {self._job.path}")
         self._has_begun = True
-        self._filtered = [self._open_filtered(stream) for stream in (STDOUT, STDERR)]
+        self._filtered = [
+            self._open(Path(f"filtered_{_LOG_NAMES[stream]}")) if self._options.filters[stream] else None
+            for stream in (STDOUT, STDERR)
+        ]
         self._collapsers = {}
-        if collapsing := [sink for sink in self.sinks if self._collapses(sink, ranks)]:
+        choice = self._options.collapse
+        on_terminals = choice == "auto" and len(ranks) >= COLLAPSED_FROM_RANKS
+        if collapsing := [sink for sink in self.sinks if choice == "always" or (on_terminals and sink.is_terminal)]:
             from procgroup.launch.output.collapse import Collapser  # for many ranks on a terminal
 
             self._collapsers = {sink: Collapser(sink, len(ranks)) for sink in collapsing}
@@ -246,7 +251,9 @@ class JobOutput:
 
     def _prefixer(self, rank: int, local_rank: int, sink: Sink) -> LinePrefixer:
         prefix = self._prefix(rank, local_rank)
-        prefix = _coloured(prefix, rank) if _is_coloured(sink) else prefix
+        is_coloured = sink.is_terminal and not NO_COLOR.is_set() and TERM.get() != "dumb"
+        if prefix and is_coloured:
+            prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         own_prefix = f"[rank{rank}]:"  # of torch's log, and with a blank of the lines of an uncaught exception
         if sink in self._collapsers:
             from procgroup.launch.output.collapse import CollapsingPrefixer
@@ -271,11 +278,6 @@ class JobOutput:
             return None
         return LineFilter(self._options.filters[stream], self._prefix(rank, local_rank), log)
 
-    def _open_filtered(self, stream: int) -> LogFile | None:
-        if self._attempt is None or not self._options.filters[stream]:
-            return None
-        return self._open(Path(f"filtered_{_LOG_NAMES[stream]}"))
-
     def _open(self, name: Path) -> LogFile | None:
         return LogFile(self._attempt / name, self._log_failed) if self._attempt else None
 
@@ -283,10 +285,6 @@ class JobOutput:
         for log in self._filtered:
             if log is not None:
                 log.close()
-
-    def _collapses(self, sink: Sink, ranks: Sequence[int]) -> bool:
-        choice = self._options.collapse
-        return choice == "always" or (choice == "auto" and sink.is_terminal and len(ranks) >= COLLAPSED_FROM_RANKS)
 
     def _log_failed(self, path: Path, error: OSError) -> None:
         """Print once that logs are incomplete; the job goes on."""
@@ -311,13 +309,3 @@ def _open_progress() -> ProgressInbox | None:
         return ProgressInbox()
     except OSError:  # a system without abstract sockets: the status line does without reports
         return None
-
-
-def _is_coloured(sink: Sink) -> bool:
-    """Return whether prefixes on a sink are coloured: on a terminal with colours, unless NO_COLOR is set."""
-    return sink.is_terminal and not NO_COLOR.is_set() and TERM.get() != "dumb"
-
-
-def _coloured(prefix: str, rank: int) -> str:
-    """Return a prefix in the colour of its rank."""
-    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m" if prefix else ""

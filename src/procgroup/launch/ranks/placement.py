@@ -87,14 +87,10 @@ def _entry(gpu: str, usable: Sequence[str], variable: str, environment: Mapping[
             raise ValueError(f"--gpus names GPU {gpu}, but {place} {numbers}")
         return usable[int(gpu)]
     are_names = bool(usable) and not any(other.isdigit() for other in usable)
-    if are_names and not any(_are_same(gpu, other) for other in usable):
+    # Of two UUIDs that are compared, either may be shortened.
+    if are_names and not any(gpu.startswith(other) or other.startswith(gpu) for other in usable):
         raise ValueError(f"--gpus names {gpu}, but {place} leaves it out")
     return gpu
-
-
-def _are_same(one: str, other: str) -> bool:
-    """Compare two UUIDs, of which either may be shortened."""
-    return one.startswith(other) or other.startswith(one)
 
 
 def _where(wanted: Sequence[str], environment: Mapping[str, str], named: Mapping[str, Sequence[str]]) -> str:

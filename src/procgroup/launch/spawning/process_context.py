@@ -65,7 +65,9 @@ class ProcessContext:
                 self._collect(timeout)
                 self._first = self._find_first()
                 if self._first is None:
-                    return self._all_ended()
+                    if not self.sentinels:
+                        self._release()
+                    return not self.sentinels
                 self._wait_for_all(grace_period or 0.0)
             except BaseException:
                 self.end(INTERRUPT_SECONDS)
@@ -87,11 +89,6 @@ class ProcessContext:
             self._wait_for_all(UNKILLABLE_SECONDS)
             self.sentinels.clear()
             self._release()
-
-    def _all_ended(self) -> bool:
-        if not self.sentinels:
-            self._release()
-        return not self.sentinels
 
     def _release(self) -> None:
         if self._store is not None:

@@ -32,7 +32,7 @@ from procgroup.launch.hosted_store import HostedStore
 from procgroup.launch.spawning import child
 from procgroup.launch.spawning.lasting_starter import LastingStarter
 from procgroup.launch.spawning.process_context import ProcessContext, SpawnContext
-from procgroup.process.environ import MASTER_ADDR, MASTER_PORT, PROCGROUP_JOB_KEY, PROCGROUP_STORE_KEY, Variable
+from procgroup.process.environ import MASTER_ADDR, MASTER_PORT, PROCGROUP_JOB_KEY, PROCGROUP_STORE_KEY
 
 __all__ = [
     "ProcessContext",
@@ -112,7 +112,10 @@ def _start(
 ) -> SpawnContext:
     hosts = nprocs > 0 and not MASTER_ADDR.is_set() and not MASTER_PORT.is_set()
     store = HostedStore(job_key=PROCGROUP_JOB_KEY.get()) if hosts else None
-    environment = store.record().environment(_key_variable()) if store else {}
+    # A secret of the user belongs to the whole job. A secret that is made here belongs to this store only: children
+    # that meet elsewhere, perhaps with those of another ``spawn``, must not use a secret that the others lack.
+    key_variable = PROCGROUP_JOB_KEY if PROCGROUP_JOB_KEY.is_set() else PROCGROUP_STORE_KEY
+    environment = store.record().environment(key_variable) if store else {}
     # Under forkserver the children's parent is a server that lives as long as they do.
     parent_pid = None if context.get_start_method() == "forkserver" else os.getpid()
     kills_before = OutOfMemoryKills.so_far()
@@ -145,15 +148,6 @@ def _require_importable(fn: Callable[..., object]) -> None:
         raise PicklingError(
             f"spawn: the processes cannot import `{name}`, because its program is in no file. {_ADVICE}"
         )
-
-
-def _key_variable() -> Variable[str]:
-    """Return the variable in which children get the store's secret.
-
-    A secret of the user belongs to the whole job. A secret that is made here belongs to this store only: children that
-    meet elsewhere, perhaps with those of another ``spawn``, must not use a secret that the others lack.
-    """
-    return PROCGROUP_JOB_KEY if PROCGROUP_JOB_KEY.is_set() else PROCGROUP_STORE_KEY
 
 
 _STARTER = LastingStarter()
