@@ -132,7 +132,9 @@ class _Joining:
                     self._decide(_complete_verdict(self._members()))
                 return self._read(self._await_verdict())
         except BaseException as error:
-            self._note_round_before(error)
+            # A rank that comes when the round before has failed waits here for ranks that are gone.
+            if self.why_round_before_ended and isinstance(error, (RendezvousTimeout, PeerLost, StoreLost)):
+                error.add_note(f"The ranks that had come before this one did not go on: {self.why_round_before_ended}")
             if not isinstance(error, (RendezvousError, PeerLost, PeerFailed)):
                 self._leave(error)
             self.start_up.drop()
@@ -282,11 +284,6 @@ class _Joining:
         if self._bounded_store.check([key]):
             with contextlib.suppress(ValueError):
                 self.why_round_before_ended = json.loads(self._bounded_store.get(key)).get("text", "")
-
-    def _note_round_before(self, error: BaseException) -> None:
-        """Say how the round before ended: a rank that comes when it has failed waits here for ranks that are gone."""
-        if self.why_round_before_ended and isinstance(error, (RendezvousTimeout, PeerLost, StoreLost)):
-            error.add_note(f"The ranks that had come before this one did not go on: {self.why_round_before_ended}")
 
     def _members(self) -> list[Member]:
         # The store may not answer any more: rank 0, which hosts it, may be stopped.

@@ -38,7 +38,8 @@ def resolve(host: str, seconds: float) -> list[str]:
     """
     literal = numeric(host)
     if literal is not None:
-        return [_reachable(literal)]
+        # No client can connect to a wildcard: the loopback address replaces it.
+        return [{"0.0.0.0": _LOOPBACK[0], "::": _LOOPBACK[1]}.get(literal, literal)]
     if host.lower() in ("localhost", ""):
         return list(_LOOPBACK)
     found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
@@ -47,11 +48,6 @@ def resolve(host: str, seconds: float) -> list[str]:
         return found.get(timeout=min(seconds, threading.TIMEOUT_MAX))
     except queue.Empty:
         return []
-
-
-def _reachable(address: str) -> str:
-    """Replace a wildcard, to which no client can connect, by the loopback address."""
-    return {"0.0.0.0": _LOOPBACK[0], "::": _LOOPBACK[1]}.get(address, address)
 
 
 def _call_resolver(host: str, found: queue.SimpleQueue[list[str]]) -> None:

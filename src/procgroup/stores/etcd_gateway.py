@@ -115,10 +115,13 @@ class EtcdGateway:
         while True:
             self._check_usable()
             endpoint = self.endpoint
+            left = deadline - time.monotonic()
+            share = max(left / untried, min(left, _LEAST_SHARE_SECONDS), 0.001)
             try:
-                return self._authenticated(action, endpoint, _share(deadline - time.monotonic(), untried))
+                return self._authenticated(action, endpoint, share)
             except (_NotSentError, _NoAnswerError) as failure:
-                self._turn_away_from(endpoint)
+                if self.endpoint == endpoint:
+                    self._preferred += 1
                 is_safe = repeatable or isinstance(failure, _NotSentError)
                 reason = str(failure) + ("" if is_safe else "; whether the change was made is not known")
                 if not is_safe or time.monotonic() + _PAUSE_SECONDS > deadline:
@@ -142,10 +145,6 @@ class EtcdGateway:
 
     def _authenticate(self, endpoint: Endpoint, timeout: float) -> None:
         self._token = self._post(endpoint, _AUTHENTICATE, json.dumps(self._credentials).encode(), timeout)["token"]
-
-    def _turn_away_from(self, endpoint: Endpoint) -> None:
-        if self.endpoint == endpoint:
-            self._preferred += 1
 
     def _post(self, endpoint: Endpoint, path: str, data: bytes, timeout: float) -> Any:
         connection = self._take_idle(endpoint, timeout) or self._connect(endpoint, timeout)
@@ -198,9 +197,12 @@ class EtcdGateway:
                 owner, connection = self._idle.pop()
             except IndexError:  # another thread was faster
                 return None
-            if owner == endpoint and not _is_readable(connection.sock):
-                connection.sock.settimeout(timeout)
-                return connection
+            if owner == endpoint:
+                poll = select.poll()
+                poll.register(connection.sock, select.POLLIN)
+                if not poll.poll(0):  # an idle connection is readable once its other end is closed
+                    connection.sock.settimeout(timeout)
+                    return connection
             connection.close()
         return None
 
@@ -232,11 +234,6 @@ class EtcdWatch:
         time.sleep(min(timeout, _PAUSE_SECONDS))  # the next read reports the server's error
 
 
-def _share(left: float, untried: int) -> float:
-    """Return how many of the seconds that are left one of the untried endpoints gets."""
-    return max(left / untried, min(left, _LEAST_SHARE_SECONDS), 0.001)
-
-
 @contextmanager
 def _closing_on_error(connection: http.client.HTTPConnection, timeout: float) -> Iterator[None]:
     """Close a connection after an error within the block; an error of the connection becomes _NoAnswerError."""
@@ -253,12 +250,6 @@ def _close_all(connections: list[tuple[Endpoint, http.client.HTTPConnection]]) -
     with suppress(IndexError):
         while True:
             connections.pop()[1].close()
-
-
-def _is_readable(connection: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _connect_socket(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float) -> socket.socket:

@@ -91,8 +91,8 @@ class EtcdKeys:
         operations = [{"request_range": {**wanted.encoded(), **options}} for wanted in ranges]
         return [
             _key_values(answer["response_range"])
-            for batch in _batches(operations)
-            for answer in self._call("kv/txn", {"success": batch})["responses"]
+            for start in range(0, len(operations), MAX_OPERATIONS)
+            for answer in self._call("kv/txn", {"success": operations[start : start + MAX_OPERATIONS]})["responses"]
         ]
 
     def count(self, wanted: KeyRange) -> int:
@@ -142,7 +142,8 @@ class EtcdKeys:
         """Put or delete a key unless it has changed since ``found``; otherwise return its present value."""
         operation = {"request_delete_range": KeyRange(key).encoded()} if new is None else self._put_operation(key, new)
         body = {
-            "compare": [_unchanged(key, found)],
+            # A missing key has revision 0.
+            "compare": [{"key": _encoded(key), "target": "MOD", "mod_revision": str(found.revision if found else 0)}],
             "success": [operation],
             "failure": [{"request_range": KeyRange(key).encoded()}],
         }
@@ -234,11 +235,6 @@ def _refusals_translated() -> Iterator[None]:
         raise DistStoreError(f"{refusal}{advice}") from refusal
 
 
-def _unchanged(key: str, found: KeyValue | None) -> dict[str, str]:
-    """Return the condition that a key has not changed since ``found``; a missing key has revision 0."""
-    return {"key": _encoded(key), "target": "MOD", "mod_revision": str(found.revision if found else 0)}
-
-
 def _key_values(answer: Mapping[str, Any]) -> list[KeyValue]:
     return [
         KeyValue(b64decode(found["key"]).decode(), b64decode(found.get("value", "")), int(found["mod_revision"]))
@@ -248,11 +244,6 @@ def _key_values(answer: Mapping[str, Any]) -> list[KeyValue]:
 
 def _first(found: Sequence[KeyValue]) -> KeyValue | None:
     return found[0] if found else None
-
-
-def _batches(operations: Sequence[object]) -> Iterator[Sequence[object]]:
-    for start in range(0, len(operations), MAX_OPERATIONS):
-        yield operations[start : start + MAX_OPERATIONS]
 
 
 def _encoded(text: str) -> str:

@@ -66,10 +66,7 @@ def limit_of(options: Any) -> timedelta | None:
 def reduce_op(op: Any) -> AnyReduceOp:
     """Return procgroup's reduce op for torch's ReduceOp. Options objects hold no other: torch sees to it."""
     found = _BY_HASH.get(hash(op))
-    return _premul_sum(op) if found is None else found
-
-
-def _premul_sum(op: Any) -> PremulSum:
-    """The same for PREMUL_SUM, which always has a factor: torch makes none without."""
-    factor = op.__getstate__()[1]
+    if found is not None:
+        return found
+    factor = op.__getstate__()[1]  # PREMUL_SUM always has one: torch makes none without
     return PremulSum(factor.item() if isinstance(factor, torch.Tensor) else factor)

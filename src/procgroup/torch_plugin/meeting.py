@@ -76,10 +76,12 @@ class _PluginMeeting:
         )
 
     def _host(self) -> Store:
-        tcp_store = _tcp_store(self.torchs.underlying_store)
-        if tcp_store is not None:
+        below: Any = self.torchs.underlying_store
+        while isinstance(below, distributed.PrefixStore):
+            below = below.underlying_store
+        if isinstance(below, distributed.TCPStore):
             with suppress(DistNetworkError):  # no address of this host is known: meet in torch's store
-                host = host_of_this_process(Endpoint(tcp_store.host, tcp_store.port))
+                host = host_of_this_process(Endpoint(below.host, below.port))
                 store, record = host_recorded_store(host, self.limit)
                 self.torchs.set(_STORE, record)
                 return store
@@ -118,10 +120,3 @@ class _PluginMeeting:
     def _timeout(self) -> RendezvousTimeout:
         missing = [rank for rank in range(self.size) if rank not in self.joined] or [0]
         return RendezvousTimeout(missing=missing, joined=self.joined, size=self.size, seconds=self.limit)
-
-
-def _tcp_store(store: Any) -> Any | None:
-    """Return the TCPStore of torch's below prefixes; None for another store."""
-    while isinstance(store, distributed.PrefixStore):
-        store = store.underlying_store
-    return store if isinstance(store, distributed.TCPStore) else None

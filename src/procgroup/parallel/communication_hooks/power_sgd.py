@@ -130,12 +130,6 @@ class PowerSGDState(CompressionState):
         # On the CPU, whose numbers do not depend on the kind of GPU.
         return torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
 
-    def _columns_for(self, rows: int, columns: int) -> int:
-        """Return the number of columns of P and Q for a matrix of this shape; 0 when compression saves too little."""
-        rank = min(self.matrix_approximation_rank, rows, columns)
-        is_worth_it = (rows + columns) * rank * self.min_compression_rate < rows * columns
-        return rank if is_worth_it else 0
-
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Pending:  # noqa: N802 - torch's name
     """Average the matrices of the bucket as products of rank r, and the other gradients without compression.
@@ -229,9 +223,11 @@ class _FactorExchange:
         pairs = zip(self._exact.split(counts), self._mean.split(counts), strict=True)
         for parameter, (exact, mean) in zip(parameters, pairs, strict=True):
             rows = _rows(parameter)
-            columns = self._state._columns_for(rows, exact.numel() // rows)
-            if columns:
-                self._matrices.append(_Matrix(parameter, exact.view(rows, -1), mean.view(rows, -1), columns))
+            columns = exact.numel() // rows
+            rank = min(self._state.matrix_approximation_rank, rows, columns)  # the number of columns of P and Q
+            saves_enough = (rows + columns) * rank * self._state.min_compression_rate < rows * columns
+            if saves_enough:
+                self._matrices.append(_Matrix(parameter, exact.view(rows, -1), mean.view(rows, -1), rank))
             else:
                 self._others.append((exact, mean))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 _MODES = ("pad", "drop", "exact")
@@ -46,7 +46,8 @@ def share_of(order: Sequence[Any], start: int, rank: int, replicas: int, mode: s
     share: list[Any] = own.tolist() if hasattr(own, "tolist") else list(own)
     count = count_share(len(order) - start, rank, replicas, mode)
     if count > len(share):
-        share.append(_to_python(order[(start + rank + (count - 1) * replicas) % len(order)]))
+        index = order[(start + rank + (count - 1) * replicas) % len(order)]
+        share.append(index.item() if type(index).__module__ == "numpy" else index)
     return share[:count]
 
 
@@ -58,7 +59,7 @@ def share_of_stream(
     Keeps up to ``replicas`` indices in memory. Skips the positions before ``start``.
     """
     beginning = list(islice(stream, replicas))
-    rest = _chain_from(beginning, stream, start)
+    rest = chain(beginning[start:], islice(stream, max(0, start - len(beginning)), None))
     while len(round_ := list(islice(rest, replicas))) == replicas:
         on_round(round_)
         yield round_[rank]
@@ -132,13 +133,3 @@ def is_read_by_workers() -> bool:
             break
         frame = frame.f_back
     return False
-
-
-def _chain_from(beginning: list[Any], stream: Iterator[Any], start: int) -> Iterator[Any]:
-    yield from beginning[start:]
-    yield from islice(stream, max(0, start - len(beginning)), None)
-
-
-def _to_python(index: Any) -> Any:
-    """Return an index with NumPy's integers converted to int."""
-    return index.item() if type(index).__module__ == "numpy" else index
