@@ -46,6 +46,12 @@ class _IoVector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
+def _own() -> None:
+    text = ctypes.create_string_buffer(_TEXT)
+    print(os.getpid(), ctypes.addressof(text), flush=True)
+    sys.stdin.read()
+
+
 def _read(pid: int, address: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "process_vm_readv"):
@@ -65,8 +71,6 @@ def _read(pid: int, address: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "owner":
-        text = ctypes.create_string_buffer(_TEXT)
-        print(os.getpid(), ctypes.addressof(text), flush=True)
-        sys.stdin.read()
+        _own()
     else:
         _read(int(sys.argv[2]), int(sys.argv[3]))
