@@ -5,6 +5,9 @@
     python tests/soak/soak.py --count 10000 --first-seed 0 --jobs 4
     python tests/soak/soak.py --first-seed 4711 --show       # one again, with all that its ranks saw and printed
     python tests/soak/soak.py --count 200 --faults kill,term --moments calls
+
+In the background of a shell that may end, start it with setsid: when a group of processes loses its shell, the kernel
+continues those that are stopped, and a scenario with such a victim then counts as a hang.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ DIRECT = {
     for faults, kinds in (
         (DEATHS, {"PeerLost"}),
         (EXCEPTIONS, {"PeerFailed"}),
+        (("interrupt",), {"PeerFailed", "PicklingFailed"}),  # the latter where it comes while an object is pickled
         (ABSENCES, {"CollectiveTimeout"}),
         (WRONG_CALLS, {"CollectiveMismatch"}),
         (WRONG_ORDERS, {"CollectiveMismatch", "CollectiveTimeout"}),
@@ -99,7 +100,8 @@ class Judge:
         for event in seen.all("wrong"):
             yield Defect("WRONG RESULT", f"{who}: {event['text']}")
         if seen.status is None:
-            yield Defect("hang", f"{who} hangs: {seen.events[-1:]}\n{seen.output[-6000:]}")
+            since = f", the fault was at {self.fault}" if self.fault is not None else ", without a fault"
+            yield Defect("hang", f"{who} hangs{since}: {seen.events[-1:]}\n{seen.output[-6000:]}")
         elif late := self._lateness_of_end(seen):
             yield Defect("slow exit", f"{who} ends {late}: {seen.events[-1:]}\n{seen.output[-2000:]}")
         may_be_noisy = seen.rank == self.plan.victim and (self.plan.moment == "shutdown" or self.plan.fault == "crash")
