@@ -254,7 +254,7 @@ class UncaughtHook:
                 _record(error)
 
     def _print(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        # Called by torch.distributed's own hook, which prefixes every line too, this one adds no prefix.
+        # No prefix if torch.distributed's own hook called this one, because that hook prefixes every line.
         if self.rank is None or (getattr(sys.excepthook, "__module__", None) or "").startswith("torch.distributed"):
             self.former(kind, error, traceback)
             return

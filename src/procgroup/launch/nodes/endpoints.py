@@ -109,7 +109,7 @@ def find_store(
             raise DistNetworkError(f"no agent hosts the store at {', '.join(map(str, endpoints))}")
         if waited >= ENDPOINT_REPORT_SECONDS and not names_are_checked:
             names_are_checked = True
-            for host in [endpoint.host for endpoint in endpoints]:
+            for host, _ in endpoints:
                 if not addresses.resolve(host, ENDPOINT_CONNECT_SECONDS):
                     say(f"the host name {host} has no address here yet: check its spelling, or give an address")
         time.sleep(ENDPOINT_PAUSE_SECONDS)
