@@ -23,6 +23,7 @@ from documentation.operation_pages import FOR_MPI4PY
 from documentation.page_programs import ROOT, blocks
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guide/*.md")])
+PATIENCE = f'"{sys.executable}" "{Path(__file__).with_name("patience.py")}"'
 _NOT_OURS = ("torchrun", "taskset")
 _NOT_STARTED = ("pip ", "sbatch ")
 _LIBRARIES = {"procgroup metrics": "prometheus_client"}
@@ -63,7 +64,8 @@ def run_console(text: str, directory: Path) -> None:
             continue
         if can_run(command, directory):
             command = command.replace("29500", str(world.free_port()))
-            command = command.replace("timeout -s INT 2 ", "timeout -s INT 10 ")  # other tests keep the cores busy
+            command = re.sub(r"& (sleep \d+;)", rf"& {PATIENCE} job && \1", command)
+            command = command.replace("timeout -s INT 2 ", f"{PATIENCE} interrupt ")
             check_output(command, expected, directory)
 
 

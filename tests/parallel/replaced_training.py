@@ -42,7 +42,8 @@ def main() -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else None, timeout=20)
+    # A rank that goes on waits so long for the process that takes a lost one's place, which has to import torch.
+    dist.init_process_group("nccl" if device.type == "cuda" else None, timeout=100)
     is_new = bool(dist.get_new_ranks())
     began_as = dist.get_rank()
     model = DistributedDataParallel(make_model("--buffers" in sys.argv).to(device), on_lost_rank="replace")

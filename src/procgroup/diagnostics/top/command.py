@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.once:
             with KeyboardInput() as keys:
                 _look_first(watch, keys)
-            print(plain(watch.look()))
+            print(plain(watch.look(study=True)))
         else:
             _follow(watch)
     except LookupError as error:

@@ -83,12 +83,15 @@ class JobWatch:
         self._shares: dict[int, float] = {}
         self._slowest: int | None = None
 
-    def look(self) -> Look:
-        """Read the records. Raises LookupError where there is none any more."""
+    def look(self, *, study: bool = False) -> Look:
+        """Read the records. Raises LookupError where there is none any more.
+
+        Who waits for whom, and what is wrong, is studied every 2 s at most, and with ``study`` now.
+        """
         job = reading.load(self._directory, with_stacks=False, newest=self._newest)
         moment = time.monotonic()
         pause = _SECONDS_WHERE_IT_MAY_BE_WRONG if _may_be_wrong(job) else _SECONDS_BETWEEN_STUDIES
-        if moment >= self._studied + pause or not job.is_alive:
+        if study or moment >= self._studied + pause or not job.is_alive:
             self._studied = moment
             if self._newest < reading.RECORDED_CALLS:
                 job, moment = reading.load(self._directory, with_stacks=False), time.monotonic()
