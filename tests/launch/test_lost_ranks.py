@@ -92,7 +92,8 @@ def test_only_the_ranks_that_failed_are_started_again(tmp_path: Path, faults: st
 def test_when_no_replacement_is_left_the_job_fails_with_the_last_failure(tmp_path: Path) -> None:
     done = launch(tmp_path, "--replace", "--max-restarts", "1", "replace 2:10:kill 1:20:exit")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "replacement 1 of 1" in done.stderr and re.search(r"rank 1 .*failed first: exit code 3", done.stderr)
+    assert done.stderr.count("replacement 1 of 1") == 1 and "restart 1 of" not in done.stderr
+    assert re.search(r"rank 1 .*failed first: exit code 3", done.stderr)
 
 
 def test_replace_needs_to_know_how_often(tmp_path: Path) -> None:

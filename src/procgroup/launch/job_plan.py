@@ -66,7 +66,8 @@ def plan(options: argparse.Namespace) -> JobPlan:
         kind=kind,
         run_id=options.rdzv_id or (os.urandom(16).hex() if kind == "solo" else "none"),
         max_nodes=nodes.most,
-        max_restarts=options.max_restarts,
+        # Replacements use up --max-restarts. Of several nodes it also counts the restarts after the loss of a node.
+        max_restarts=0 if options.replace and kind == "solo" else options.max_restarts,
         master_addr=master[0],
         master_port=master[1],
         local_addr=options.local_addr,
