@@ -73,5 +73,7 @@ def test_fifty_groups_leave_nothing_behind(transport: str) -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 def test_a_thousand_groups_of_eight_ranks(transport: str) -> None:
     results = run(make_use_and_free, 8, args=(1000,), environment={"PROCGROUP_TRANSPORT": transport}, timeout=390)
-    assert sum(most for _, most in results) < 64 << 20
+    # Some 2 KiB for each group and rank, on a leader of a host as much for each rank of the other host, and blocks that
+    # all groups share: 68 MiB, and 85 MiB where the group spans hosts.
+    assert sum(most for _, most in results) < 96 << 20
     assert max(took for took, _ in results) < 60  # some 5 s when nothing else runs
