@@ -129,7 +129,7 @@ PICTURES: dict[str, Movement | Timeline] = {
         together=260,
     ),
     "monitored_barrier": Timeline(
-        "monitored_barrier: every rank reports to rank 0, which answers, or names the ranks that did not come",
+        "monitored_barrier: every rank waits for all others, or learns which ranks are missing",
         [
             [(0, 120, "1", "work"), (120, 290, "?", "waits"), (290, 380, "1", "goes on")],
             [(0, 60, "0", "work"), (60, 270, "?", "who is here?"), (270, 380, "0", "goes on")],

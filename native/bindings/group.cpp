@@ -128,7 +128,7 @@ int PythonGroup::checked_source(int source) const {
   return kAnySource;
 }
 
-// Nothing for a rank that is no member, and for what is not exactly an int: their checks and errors are in Python.
+// Nothing for a rank that is not a member, and for what is not exactly an int: their checks and errors are in Python.
 std::optional<PythonGroup::Message> PythonGroup::ordinary_message(nb::handle peer, nb::handle tag) const {
   if (is_intercepted() || !PyLong_CheckExact(peer.ptr()) || !PyLong_CheckExact(tag.ptr())) return std::nullopt;
   const long long number = PyLong_AsLongLong(tag.ptr());

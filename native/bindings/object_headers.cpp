@@ -425,7 +425,7 @@ void bind_object_headers(nb::module_& module) {
              "payload_size"_a, "inline"_a, "Return a header as bytes.");
   module.def("unpack_object_header", &unpack_header, "raw"_a,
              nb::sig("def unpack_object_header(raw: object) -> tuple[int, int, int, bool, int, int, bytes] | None"),
-             "Return the arguments of pack_object_header; None for what is no header.");
+             "Return the arguments of pack_object_header; None for what is not a header.");
   module.def("pack_whole_objects", &pack_whole_objects, "kind"_a, "root"_a, "names"_a, "streams"_a,
              nb::sig("def pack_whole_objects(kind: int, root: int, names: list[bytes], streams: list[bytes]) "
                      "-> bytes | None"),

@@ -193,7 +193,7 @@ int64_t CollectiveCall::longest_sleep_ns() const {
 // A message that its receive refused is none that a correct peer sends.
 Failure CollectiveCall::translated(Failure failure) const {
   if (const auto* mismatch = failure.as<Mismatch>(); mismatch != nullptr && mismatch->calls.empty())
-    return Failed{.peer = mismatch->peer, .reason = "it sent what this call does not expect: " + mismatch->reason};
+    return Failed{.peer = mismatch->peer, .reason = "it sent data that this call does not expect: " + mismatch->reason};
   return failure;
 }
 

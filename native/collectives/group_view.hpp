@@ -17,7 +17,7 @@ struct GroupView {
 
   int size() const { return static_cast<int>(members.size()); }
   int world_rank(int rank_in_group) const { return members[static_cast<size_t>(rank_in_group)]; }
-  // The group rank of a world rank; -1 when it is no member.
+  // The group rank of a world rank; -1 when it is not a member.
   int group_rank(int world) const {
     const auto found = std::find(members.begin(), members.end(), world);
     return found == members.end() ? -1 : static_cast<int>(found - members.begin());

@@ -266,7 +266,7 @@ std::optional<Awaited> Watch::awaited(const Operation& operation, const Descript
   return awaited;
 }
 
-// A wait that a failure of another rank ends is no part of a deadlock: the program may go on after it.
+// A wait that a failure of another rank ends is not part of a deadlock: the program may go on after it.
 std::optional<Awaited> Watch::unless_failed(const Operation& operation, const Descriptor& call,
                                             std::optional<Awaited> awaited) const {
   return awaited && !examine(operation, call) ? std::move(awaited) : std::nullopt;

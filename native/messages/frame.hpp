@@ -61,7 +61,7 @@ struct MalformedFrame {
 
 // Bytes that follow the header. Throws MalformedFrame unless the header is one that a peer may send.
 inline size_t payload_bytes(const FrameHeader& header) {
-  if (header.magic != kFrameMagic) throw MalformedFrame{"it sent bytes that are no frame"};
+  if (header.magic != kFrameMagic) throw MalformedFrame{"it sent bytes that are not a frame"};
   switch (header.kind) {
     case FrameKind::kEager:
       if (header.bytes > kEagerBytes) throw MalformedFrame{"it sent an eager frame above the limit"};

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kListBytes = 140;
 constexpr size_t kShortestRun = 4;
 
-// Three digits: what a part of a call has left of the timeout that was passed is no round number.
+// Three digits: what a part of a call has left of the timeout that was passed is not a round number.
 std::string rounded(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", seconds);

@@ -237,7 +237,7 @@ FailureOrigin failure_origin(std::string_view name) {
 FlightRecordView::FlightRecordView(const std::byte* memory, size_t bytes)
     : layout_(*reinterpret_cast<const FlightRecordLayout*>(memory)) {
   if (bytes < sizeof kMagic + sizeof kVersion || std::memcmp(layout_.magic, kMagic, sizeof kMagic) != 0)
-    throw std::runtime_error("this is no flight record of procgroup");
+    throw std::runtime_error("this is not a flight record of procgroup");
   if (layout_.version != kVersion || bytes < record_bytes())
     throw std::runtime_error("this flight record was written by another version of procgroup");
 }

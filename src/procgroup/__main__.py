@@ -24,12 +24,12 @@ COMMANDS = {
         "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
     ),
     "explain": Command(
-        "procgroup.diagnostics.explain.command", "say what the ranks of a job do, or did, and who waits for whom"
+        "procgroup.diagnostics.explain.command", "report the state of a job's ranks, and who waits for whom"
     ),
-    "top": Command("procgroup.diagnostics.top.command", "show live what the ranks of a running job do"),
+    "top": Command("procgroup.diagnostics.top.command", "show the ranks of a running job, live"),
     "metrics": Command("procgroup.diagnostics.metrics.command", "serve metrics of the jobs of this host to Prometheus"),
     "doctor": Command(
-        "procgroup.diagnostics.doctor.command", "check this machine, or all hosts of a job, and say what to change"
+        "procgroup.diagnostics.doctor.command", "check this machine, or all hosts of a job, and advise changes"
     ),
     "capabilities": Command("procgroup.backends.capability_table", "print which backend does what, on which arrays"),
     "launch": Command("procgroup.launch.__main__", "as run, by the older contract: each rank gets --local-rank=N"),

@@ -103,13 +103,13 @@ def _cell(row: dict[str, Any], way: str) -> str:
 _HEAD = """\
 # Programs that use torch.distributed
 
-Libraries that are built on torch.distributed run on procgroup as they are. `make test-all` runs the programs below,
-each library in an environment of its own, and compares their results with those on Gloo; it also checks the class of
-every process group that they make, in any process, so that none is Gloo's. (This page is written by
-tests/clients/measure.py; `-` means that the program cannot be started so, for the reason in its remarks.)
+The libraries on this page are built on torch.distributed and run on procgroup without a change. `make test-all` runs
+the programs below, each library in a separate environment, and compares their results with those on Gloo. It also checks
+the class of every process group that they make, in every process, so that none is Gloo's. `-` means that the program
+cannot be started in this way, for the reason in its remarks. tests/clients/measure.py writes this page.
 
-Times include the start of Python and PyTorch in every process. Each is the median of as many runs as the column "runs"
-says, on an idle machine, the ways in turns. Two sets of runs of one program differ by up to 10 %.
+Times include the start of Python and PyTorch in every process. Each is the median of the runs in the column "runs", on
+an idle machine, with the ways in turn. Two sets of runs of one program differ by up to 10 %.
 
 On stand-in GPUs, which compute on the CPU, results are within 1e-4 of those on Gloo. None of these programs has
 [run on a GPU](nccl.md#what-has-run-on-a-gpu) with procgroup.

@@ -66,7 +66,7 @@ def test_a_task_s_place_is_its_launcher_s(name: str, place: tuple[int | None, in
 def test_a_number_that_is_none_is_refused_by_the_variable_s_name() -> None:
     task = detect({**recorded.MPICH, "PMI_RANK": "one"})
     assert task is not None
-    with pytest.raises(ValueError, match="PMI_RANK='one', which mpiexec .* sets, is no number"):
+    with pytest.raises(ValueError, match="PMI_RANK='one', which mpiexec .* sets, is not a number"):
         _ = task.rank
 
 

@@ -31,10 +31,10 @@ from compat.smoke_programs import SMOKE  # noqa: E402 - as a program, it needs t
 # Modules whose names are those of torch.distributed under another address.
 SAME_NAMES = ("distributed_c10d", "device_mesh", "rendezvous", "constants", "tensor.device_mesh")
 MARKS = {
-    "present": "works under `import procgroup as dist`; the program beside it fails when the name does nothing",
-    "plug-in": "torch's own code, which runs when procgroup is torch's backend",
-    "planned": "not there yet",
-    "not applicable": "there is nothing for procgroup to do",
+    "present": "works under `import procgroup as dist`; the linked program fails if the name does nothing",
+    "plug-in": "torch's code, which runs on procgroup as torch's backend",
+    "planned": "not implemented",
+    "not applicable": "procgroup does not need it",
 }
 
 Names = dict[str, dict[str, dict[str, Any]]]
@@ -139,11 +139,11 @@ def page(names: Names) -> str:
     found = all_standings(names)
     counts = Counter(one.mark for standings in found.values() for one in standings)
     lines = [
-        "# What of torch.distributed there is",
+        "# Names of torch.distributed",
         "",
-        "Every public name of torch.distributed 2.13 and of its submodules, and of the classes that procgroup has.",
-        "A name that several modules export is counted in each. Written by `tests/compat/write.py` from what torch",
-        "has; a test compares it, and compares the signatures.",
+        "This page lists every public name of torch.distributed 2.13, of its submodules and of the classes that procgroup",
+        "has. A name that several modules export counts once for each. `tests/compat/write.py` generates the page; a test",
+        "compares it and the signatures with torch.",
         "",
         "| mark | names | meaning |",
         "|---|---|---|",

@@ -254,7 +254,7 @@ def test_a_file_that_is_no_record_is_reported(tmp_path: Path) -> None:
     job.mkdir()
     (job / "0-1.record").write_bytes(b"\xfe" * 200_000)
     status, text = explain(tmp_path, str(job))
-    assert status == 2 and "0-1.record: this is no flight record of procgroup" in text
+    assert status == 2 and "0-1.record: this is not a flight record of procgroup" in text
     (job / "0-1.record").write_bytes(b"pgflight")
     status, text = explain(tmp_path, str(job))
     assert status == 2 and "cut short" in text

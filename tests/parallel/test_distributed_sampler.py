@@ -322,7 +322,7 @@ def test_the_state_of_another_sampler_is_refused_in_words() -> None:
         DistributedSampler(range(6), 1, 0, seed=2).load_state_dict(state)
     with pytest.raises(ValueError, match="shuffle True, here False"):
         DistributedSampler(range(5), 1, 0, seed=1, shuffle=False).load_state_dict(state)
-    with pytest.raises(ValueError, match="no state of a DistributedSampler: it has no epoch, order, position"):
+    with pytest.raises(ValueError, match="not the state of a DistributedSampler: it lacks epoch, order, position"):
         DistributedSampler(range(5), 1, 0).load_state_dict(
             {"length": 5, "seed": 0, "shuffle": True, "counts_by_hand": 0}
         )

@@ -47,7 +47,7 @@ def _stacked(dist: Any, rank: int) -> str:
 PROBES = [
     Probe(
         "all_reduce with SUM on one rank and MAX on the other",
-        "wrong numbers on both, in silence",
+        "silently wrong numbers on both",
         "`CollectiveMismatch` on both, and no array has changed",
         _another_reduce_op,
         (r"\[.*5.*3.*\]", r"\[.*5.*3.*\]"),

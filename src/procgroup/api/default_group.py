@@ -1,4 +1,4 @@
-"""The default group, which is the one mutable global of the package, and which group a call means.
+"""The default group, and the group that a call without one uses.
 
 The default group is kept in a slot. A thread or task that is a rank of its own calls ``use_own_slot`` first; all
 others share the process's slot.

@@ -1,4 +1,4 @@
-"""Exclude functions from torch.compile: communication with other ranks is no part of a graph.
+"""Exclude functions from torch.compile: communication with other ranks is not part of a graph.
 
 torch's C++ code calls methods of the plug-in and hooks of DistributedDataParallel also while compiled code runs. Dynamo
 then takes their frames for code that it should compile, and fails at the process group in them.

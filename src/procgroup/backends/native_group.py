@@ -24,7 +24,7 @@ _UNFINISHED = ("started", "queued")
 
 
 def identity_of(parent: int, members: Sequence[int], count: int) -> int:
-    """Return the 64 bits that identify a group on all its members: never 0, which is the world's."""
+    """Return the 64 bits that identify a group on all its members; never 0."""
     text = f"{parent:016x}\0{list(members)}\0{count}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") | 1
 

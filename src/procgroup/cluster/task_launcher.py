@@ -67,7 +67,7 @@ KUBERNETES = TaskLauncher(name="a Kubernetes Indexed Job", marks=("JOB_COMPLETIO
 ALL = (OPEN_MPI, HYDRA, PALS, RAY, SLURM, SLURM_BATCH, PMI, KUBERNETES)
 
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
-"""The first SLURM_STEP_ID that is no step of srun: the batch script, salloc's shell, a login by ssh."""
+"""The first SLURM_STEP_ID that is not a step of srun: the batch script, salloc's shell, a login by ssh."""
 
 
 class LauncherTask(NamedTuple):
@@ -109,7 +109,7 @@ class LauncherTask(NamedTuple):
         if text is None:
             return None
         if not (text.isascii() and text.isdigit()):
-            raise ValueError(f"{name}={text!r}, which {self.launcher.name} sets, is no number. Unset or correct it.")
+            raise ValueError(f"{name}={text!r}, which {self.launcher.name} sets, is not a number. Unset or correct it.")
         return int(text)
 
 

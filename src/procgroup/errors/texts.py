@@ -59,7 +59,7 @@ def state_of_array(call: Mapping[str, Any]) -> str:
 
 
 def _rounded(seconds: float) -> str:
-    """Return three digits: the remaining timeout of a part of a call is no round number."""
+    """Return three digits: the remaining timeout of a part of a call is not a round number."""
     return f"{float(f'{seconds:.3g}'):g}"
 
 

@@ -193,7 +193,7 @@ def _lower(context: Any, *arrays: Any, call: TracedCall) -> Any:
     if isinstance(where, mlir.SPMDAxisContext) and where.mesh.size > 1:
         raise NotImplementedError(
             f"{call.describe()} inside of jax.shard_map or jax.pmap over {where.mesh.size} devices of one process: "
-            "each device would make the call, in no particular order. Give each device a rank of its own, as "
+            "each device would make the call, in no particular order. Give each device its own rank, as "
             "`procgroup run --nproc-per-node` does, or make the call outside of shard_map."
         )
     call.group.await_before_calls(jax.effects_barrier)

@@ -162,7 +162,7 @@ class ObjectHeader:
         """Parse a header. Raises MalformedObjects."""
         fields = _native.unpack_object_header(raw)
         if fields is None:
-            raise MalformedObjects("this is no object of this version of procgroup")
+            raise MalformedObjects("this is not an object of this version of procgroup")
         kind, root, count, failed, metadata, payload, inline = fields
         if failed:
             return ObjectHeader(kind, root, count, inline.decode(errors="replace"))

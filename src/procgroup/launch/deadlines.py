@@ -79,7 +79,7 @@ HANDSHAKE_SECONDS = 1.0
 """How long the store at an endpoint may take to answer a new connection."""
 
 FOREIGN_SECONDS = 5.0
-"""For how long a foreign program at an endpoint is no error yet, because it may be about to end."""
+"""For how long a foreign program at an endpoint is not an error yet, because it may be about to end."""
 
 ENDPOINT_PAUSE_SECONDS = 0.1
 """The pause between two attempts to find the store."""

@@ -499,7 +499,7 @@ def parse(
 
 def _check_combinations(parser: argparse.ArgumentParser, options: argparse.Namespace, old_contract: bool) -> None:
     if options.module and options.no_python and not options.run_path:
-        parser.error("--module and --no-python exclude each other: leave one of them out")
+        parser.error("--module and --no-python exclude each other: omit one of them")
     if old_contract and options.no_python and not options.use_env:
         parser.error("--no-python needs --use-env: --local-rank is passed to Python programs only")
     given = [flag.name for flag in _WITH_HOSTS if options.sources[flag.destination] == flag.name]

@@ -137,7 +137,7 @@ def program_command(options: argparse.Namespace) -> list[str]:
     # With --run-path torchrun stays in its own interpreter.
     interpreter = (not options.run_path and PYTHON_EXEC.get()) or sys.executable
     if interpreter != sys.executable and not _is_program(interpreter):
-        options.parser.error(f"PYTHON_EXEC={interpreter!r} is no program that can be executed")
+        options.parser.error(f"PYTHON_EXEC={interpreter!r} is not an executable")
     if options.run_path or not options.module:
         if not Path(options.script).exists() and Path(options.script).name in ("python", "python3"):
             options.parser.error("give the script without python: the ranks run it with this interpreter")
@@ -160,7 +160,7 @@ def _task_notes(options: argparse.Namespace) -> Iterator[str]:
     from procgroup.cluster import task_launcher
 
     task = task_launcher.detect()
-    with suppress(ValueError):  # the launcher's size is no number; the ranks do not use it
+    with suppress(ValueError):  # the launcher's size is not a number; the ranks do not use it
         if task is not None and (task.world_size or 1) > 1:
             yield (
                 f"{task.launcher.name} started {task.world_size} of these launchers, and each runs a job of its own "

@@ -17,7 +17,7 @@ from procgroup.groups.group import ProcessGroup
 def group_of(given: Any) -> ProcessGroup:
     """Return procgroup's group for a group of procgroup or torch, or for None.
 
-    Raises ValueError for an object that is no group, and for a group of another backend.
+    Raises ValueError for an object that is not a group, and for a group of another backend.
     """
     if given is None:
         given = default_group()

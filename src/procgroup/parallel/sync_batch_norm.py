@@ -123,7 +123,7 @@ def adopt_sync_batch_norms(module: Any, process_group: Any) -> None:
 
 
 def _group_of(process_group: Any) -> ProcessGroup | None:
-    """Return the group of a layer; None where there is no group."""
+    """Return the group of a layer; None where there is not a group."""
     return None if process_group is None and default_group() is None else group_of(process_group)
 
 

@@ -160,7 +160,7 @@ def _read_regular_file(path: Path) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{path} is no error file")
+            raise ValueError(f"{path} is not an error file")
         return file.read(MAX_FILE_BYTES)
 
 
@@ -168,7 +168,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     import json
 
     if path.exists() and not path.is_file():  # a device, which must not be replaced
-        raise OSError(errno.EINVAL, "the error file is no plain file", str(path))
+        raise OSError(errno.EINVAL, "the error file is not a regular file", str(path))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
         unfinished.write_text(json.dumps(content))

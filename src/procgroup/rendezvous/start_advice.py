@@ -45,7 +45,7 @@ def _cause(found: Mapping[str, str]) -> str:
         )
     if has_rank or has_size:
         known, unknown = ("RANK", "WORLD_SIZE") if has_rank else ("WORLD_SIZE", "RANK")
-        return f"{known} is set, but {unknown} is not: what sets one of them has to set both."
+        return f"{known} is set, but {unknown} is not: set both of them."
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
         return (
             "This is an interactive session, which is one process; procgroup.testing.run_ranks(function, N) calls a "

@@ -1,8 +1,8 @@
 """Send requests to etcd's JSON gateway at one of several endpoints, and fail over to the next one.
 
 Every etcd server has the gateway from 3.4 on, so a client needs HTTP and JSON of the standard library only
-(docs/design/findings.md compares the client libraries). A request that was not sent, or that may be repeated, goes to
-the next endpoint. A change whose answer was lost is not repeated, because it could be executed twice.
+(docs/design/decisions/0026 compares the client libraries). A request that was not sent, or that may be repeated, goes
+to the next endpoint. A change whose answer was lost is not repeated, because it could be executed twice.
 """
 
 from __future__ import annotations

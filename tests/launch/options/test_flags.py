@@ -271,7 +271,7 @@ def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -
         ("--shutdown-timeout nan a.py", "at least 0, got 'nan'"),
         ("--signals-to-handle SIGFOO a.py", "got 'SIGFOO'"),
         ("--signals-to-handle SIGKILL a.py", "such as SIGTERM,SIGINT, got 'SIGKILL'"),
-        ("-m --no-python a", "exclude each other: leave one of them out"),
+        ("-m --no-python a", "exclude each other: omit one of them"),
         ("--no-such-flag a.py", "there is no flag --no-such-flag"),
         ("--nproc 2 a.py", "--nproc"),
         (

@@ -366,8 +366,8 @@ def test_the_old_launcher_passes_local_ranks_on_other_hosts_too(launcher: Any, o
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (["--nnodes", "3"], "--nnodes is 3 (--nnodes), but the list has 2 hosts: leave --nnodes away"),
-        (["-n", "2"], "--nproc-per-node is 2 (--nproc-per-node), but each host of the list has a number of its own"),
+        (["--nnodes", "3"], "--nnodes is 3 (--nnodes), but the list has 2 hosts: omit --nnodes"),
+        (["-n", "2"], "--nproc-per-node is 2 (--nproc-per-node), but each host of the list has its own number"),
         (["--node-rank", "1"], "--node-rank and a list of hosts exclude each other: the hosts are numbered"),
         (["--rdzv-backend", "c10d"], "--rdzv-backend and a list of hosts exclude each other"),
         (["--export", "PROCGROUP_NOT_SET"], "PROCGROUP_NOT_SET is not set here; set it, or write"),

@@ -149,7 +149,7 @@ def _arguments_of(
 ) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="procgroup bench",
-        description="Measure procgroup beside what is installed (Gloo through PyTorch, MPI through mpi4py).",
+        description="Measure procgroup and the other installed libraries (Gloo through PyTorch, MPI through mpi4py).",
         epilog=_EPILOG,
     )
     add = parser.add_argument

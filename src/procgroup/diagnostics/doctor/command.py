@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="procgroup doctor",
-        description="Check this machine, and say what is wrong and what to change.",
+        description="Check this machine, and report problems with the changes that cure them.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -59,7 +59,7 @@ def sections(answers: Answers) -> list[Section]:
 
 def _missing(answers: Answers) -> Iterator[Finding]:
     """Yield the ranks and hosts that have joined, but have not answered in time."""
-    advice = "See whether its process runs, and what it waits for (py-spy dump --pid PID)"
+    advice = "Check whether its process runs, and print its stack (py-spy dump --pid PID)"
     if answers.missing_ranks:
         ranks = ", ".join(map(str, answers.missing_ranks))
         yield problem(f"ranks that have joined the job, but did not answer: {ranks}", advice)

@@ -165,7 +165,7 @@ def _threads(environment: Mapping[str, str], usable: int) -> Finding:
         return ok("OMP_NUM_THREADS is not set; procgroup run sets it to the usable CPUs divided by the ranks")
     if not re.fullmatch(r"\s*0*[1-9]\d*(\s*,\s*0*[1-9]\d*)*\s*", text, re.ASCII):
         return warning(
-            f"OMP_NUM_THREADS={text!r} is no number of threads", "Unset it, or set it to a number of at least 1"
+            f"OMP_NUM_THREADS={text!r} is not a number of threads", "Unset it, or set it to a number of at least 1"
         )
     threads = int(text.split(",")[0])
     ranks_text = environment.get("LOCAL_WORLD_SIZE", "")

@@ -153,7 +153,7 @@ def _transport(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
-    """Return the number in a variable; None where it is not set, or is no number, which is reported elsewhere."""
+    """Return the number in a variable; None where it is not set, or is not a number, which is reported elsewhere."""
     try:
         return int(environment.get(name, ""))
     except ValueError:

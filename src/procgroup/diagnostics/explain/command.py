@@ -66,8 +66,8 @@ def _send_spans(job: Job) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="procgroup explain",
-        description="Say what the ranks of a job do, or did before it ended, by the flight records of this host. "
-        "Exit status: 0 when nothing is wrong, 1 when something is, 2 when there is no such job, or its spans were not "
+        description="Report the state of a job's ranks, live or at its end, from the flight records of this host. "
+        "Exit status: 0 without a problem, 1 with a problem, 2 if the job does not exist, or its spans were not "
         "received.",
     )
     parser.add_argument(

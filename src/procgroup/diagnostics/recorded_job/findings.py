@@ -13,7 +13,7 @@ from procgroup.diagnostics.recorded_job.job import MAKES_GROUP, Job, Rank, Recor
 from procgroup.errors.texts import name_ranks
 from procgroup.process.exit_reason import CALL, OWN
 
-# A live rank that has waited no longer than this is no finding: every rank waits a little.
+# A live rank that has waited no longer than this is not a finding: every rank waits a little.
 _USUAL_SECONDS = 1.0
 
 # Where frames are that are not the program's own. Stacks have none of procgroup's.

@@ -95,7 +95,7 @@ def waiting_shares(job: Job, found: Sequence[Straggler]) -> dict[int, float]:
 
 
 def slowest(found: Sequence[Straggler]) -> int | None:
-    """Return the rank that the others have waited for longest; None where that is no noticeable share of their time."""
+    """Return the rank that the others have waited for longest; None for a share of their time that does not matter."""
     shares: dict[int, float] = defaultdict(float)
     for one in found:
         if one.calls >= _TELLING_CALLS:

@@ -69,7 +69,7 @@ class KeyboardInput:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return 0, or 2 when there is no such job."""
+    """Run the command; return 0, or 2 if the job does not exist."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not options.web and (options.port is not None or options.open):
@@ -99,9 +99,9 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="procgroup top",
-        description="Show what the ranks of a running job of this host do, by their flight records: twice a second on "
+        description="Show the ranks of a running job of this host, from their flight records: twice a second on "
         "a terminal where rich is installed, and otherwise as a table every 2 s. q or Ctrl-C ends it. Exit status: 0, "
-        "or 2 when there is no such job.",
+        "or 2 if the job does not exist.",
     )
     parser.add_argument(
         "job",

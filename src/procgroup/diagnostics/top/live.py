@@ -81,7 +81,7 @@ def _drawn(rows: list[Row], width: int) -> rich.table.Table:
             ratio=1 if heading == "reported" else None,
         )
     for row in rows:
-        # As Text: what a program reports is no markup.
+        # As Text: what a program reports is not markup.
         drawn.add_row(*map(Text, watch.cells(row)), style=_style(row))
     return drawn
 

@@ -128,13 +128,13 @@ def _check(options: argparse.Namespace, hosts: Sequence[Host]) -> None:
     nodes: NodeRange = options.nnodes
     if options.sources["nnodes"] != "default" and (nodes.least, nodes.most) != (len(hosts), len(hosts)):
         said = f"--nnodes is {nodes} ({options.sources['nnodes']})"
-        options.parser.error(f"{said}, but the list has {len(hosts)} hosts: leave --nnodes away")
+        options.parser.error(f"{said}, but the list has {len(hosts)} hosts: omit --nnodes")
     given, source = options.texts["nproc_per_node"], options.sources["nproc_per_node"]
     others = [host for host in hosts if str(host.slots) != given]
     if source != "default" and others and all(host.slots for host in hosts):
         options.parser.error(
-            f"--nproc-per-node is {given} ({source}), but each host of the list has a number of its own, such as "
-            f"{others[0].name}:{others[0].slots}: leave one of them away"
+            f"--nproc-per-node is {given} ({source}), but each host of the list has its own number, such as "
+            f"{others[0].name}:{others[0].slots}: omit one of them"
         )
 
 
@@ -228,7 +228,7 @@ class Ssh:
         try:
             self._words = shlex.split(command)
         except ValueError as error:
-            raise SshError(f"--ssh {command!r} is no command line: {error}") from error
+            raise SshError(f"--ssh {command!r} is not a valid command line: {error}") from error
         if not self._words or shutil.which(self._words[0]) is None:
             name = self._words[0] if self._words else command
             raise SshError(f"there is no program {name!r}: install OpenSSH's client, or name another by --ssh")

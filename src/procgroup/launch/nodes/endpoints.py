@@ -38,7 +38,7 @@ from procgroup.types import Endpoint
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_PREFIXES = ("127.", "::1")
 # Parts of the error of a store's client whose server has not answered in time: a stopped or ending process may still
-# listen. Any other error means that the program there is no store.
+# listen. Any other error means that the program there is not a store.
 _NO_ANSWER = ("has timed out", "says nothing")
 
 
@@ -118,7 +118,7 @@ def find_store(
 def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
     """Connect to the stores at those endpoints that answer, in order.
 
-    Raises DistNetworkError for an endpoint that is no store, or has another secret.
+    Raises DistNetworkError for an endpoint that is not a store, or has another secret.
     """
     for endpoint in _answering(endpoints):
         try:

@@ -214,7 +214,7 @@ def _check_node_rank(state: JobState, node: Node) -> None:
         if node.rank is not None and other.rank == node.rank:
             raise JobConflict(
                 f"two nodes have --node-rank {node.rank}: {other} and {node}. Number the nodes from 0 to "
-                f"{state.settings.max_nodes - 1}, each with a number of its own."
+                f"{state.settings.max_nodes - 1}, each with a different number."
             )
 
 

@@ -91,7 +91,7 @@ class JobState(NamedTuple):
     notice: float = 0.0
 
     def node_rank(self, node_id: str) -> int | None:
-        """Return the node's rank among the members; None where it is no member."""
+        """Return the node's rank among the members; None where it is not a member."""
         return next((rank for rank, node in enumerate(self.members) if node.id == node_id), None)
 
     def node(self, node_id: str) -> Node | None:

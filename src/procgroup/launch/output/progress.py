@@ -40,7 +40,7 @@ def report(**values: object) -> None:
     The values are at most 8 numbers, arrays of one element or short texts. The call never waits for another process.
     Within 0.2 s of the last report, the status line is not updated and arrays are dropped unread. Numbers and texts
     still go to the flight record, which takes a few microseconds. It does nothing without ``procgroup run`` and
-    before ``init_process_group``. Raises TypeError for a value that is no number or text,
+    before ``init_process_group``. Raises TypeError for a value that is not a number or text,
     and ValueError for too many, unless the report is dropped.
     """
     global _next_time
@@ -64,7 +64,7 @@ def report(**values: object) -> None:
 def as_text(values: Mapping[str, int | float | str]) -> str:
     """Return a report as people read it: "step 7, loss 0.3123"."""
     text = ", ".join(f"{name} {as_word(value)}" for name, value in values.items())
-    return text.encode(errors="replace").decode()  # half of a surrogate pair is no text
+    return text.encode(errors="replace").decode()  # half of a surrogate pair is not text
 
 
 def as_word(value: float | str) -> str:

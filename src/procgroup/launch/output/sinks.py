@@ -80,7 +80,7 @@ class Sink:
         return True
 
     def show_status(self, text: str) -> None:
-        """Set the status line, or remove it with an empty text; does nothing where the sink is no terminal."""
+        """Set the status line, or remove it with an empty text; does nothing where the sink is not a terminal."""
         status = _fitting(text, self.descriptor).encode(errors="replace") if self.is_terminal else b""
         if status != self._status:
             self._status = status

@@ -35,7 +35,7 @@ def choose_group(process_group: Any, device_mesh: Any) -> Any:
 def require_group(process_group: Any) -> ProcessGroup:
     """Return the group of procgroup for a group of procgroup or torch.
 
-    Raises ValueError for a group without this rank or of another backend, TypeError for an object that is no group.
+    Raises ValueError for a group without this rank or of another backend, TypeError for an object that is not a group.
     """
     if is_foreign(process_group):
         raise ValueError(

@@ -54,7 +54,7 @@ def refuse_remainder() -> NoReturn:
     """Raise RuntimeError: the graph has calls that ended, with the other ranks, a backward that had failed."""
     raise RuntimeError(
         "DistributedDataParallel: the backward before has failed on this rank, and this forward has ended it with the "
-        "other ranks, in the CUDA graph that is being captured. Drop this graph, and capture the step anew."
+        "other ranks, in the CUDA graph that is being captured. Drop this graph, and capture the step again."
     )
 
 

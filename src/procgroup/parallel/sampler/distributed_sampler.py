@@ -193,7 +193,7 @@ class DistributedSampler(Generic[Index]):
         """
         expected = self._identity()
         if missing := sorted({"epoch", "position", "counts_by_hand", "order", *expected} - set(state)):
-            raise ValueError(f"This is no state of a DistributedSampler: it has no {', '.join(missing)}.")
+            raise ValueError(f"This is not the state of a DistributedSampler: it lacks {', '.join(missing)}.")
         if differing := [name for name, value in expected.items() if state[name] != value]:
             raise ValueError(
                 "This state is of another sampler: "
@@ -270,7 +270,9 @@ class DistributedSampler(Generic[Index]):
 
     def _read_stream(self) -> Iterator[Any]:
         if self._stream_was_read and iter(self.dataset) is self.dataset:
-            raise ValueError(f"This {type(self.dataset).__name__} can be read once only; pass what can be read again.")
+            raise ValueError(
+                f"This {type(self.dataset).__name__} can be read once only; pass a dataset that can be read again."
+            )
         self._stream_was_read = True
         self._pass = Pass(self.epoch, self._start().position, self.num_replicas, None)
         return self._pass.draw(self._rounds(self._pass))
