@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 LIBRARIES := torch==2.13.0 jax==0.10.2
 # From 2.15 on torch takes a backend from Python in another form.
-NEXT_TORCH := 2.15.*
+NEXT_TORCH ?= 2.15.*
 NEXT := build/next-torch
 # Most tests wait, for processes that start and for deadlines: on two cores, six at a time. A file's tests stay together.
 # The files that take longest begin first (tests/tiers.py): at the end they would leave five without work.
@@ -27,7 +27,7 @@ DEVELOP := build/develop
 # Python's random layout of memory is more than ThreadSanitizer of older compilers can take.
 FIXED_LAYOUT := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo develop quick test test-landing test-all python-tests test-next-torch check sanitize bench format wheels clean
+.PHONY: help demo develop quick test test-landing test-all python-tests test-next-torch check sanitize docs bench format wheels clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -99,6 +99,11 @@ sanitize: $(VENV)/.test  ## Run the native tests under AddressSanitizer, UBSan a
 	@$(MAKE) native-tests SANITIZE=address,undefined
 	@$(MAKE) native-tests SANITIZE=thread
 
+docs: $(VENV)/.docs  ## Build the site into build/site, and check each page in Chromium or Chrome if installed (some 4 minutes)
+	@echo "== building the site"
+	@$(PY) -m sphinx --fail-on-warning --keep-going --quiet -b html -c docs/site -d build/site-doctrees . build/site
+	@$(PY) tools/check_site.py
+
 bench: $(VENV)/.test  ## Measure procgroup beside Gloo, MPICH and Open MPI (BENCH="--ranks 4" passes options)
 	@$(PY) benchmarks/run.py $(BENCH)
 
@@ -132,7 +137,6 @@ $(VENV)/.native: $(VENV)/.editable $(NATIVE)
 	@$(VENV)/bin/cmake --install $(DEVELOP) --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" >/dev/null
 	@touch $@
 
-# Of extras only the requirements are installed: an installation of procgroup[extra] would replace the one in place.
 $(VENV)/.examples: $(VENV)/.native
 	@echo "== installing what the examples use"
 	@$(PIP) $$($(PY) tools/requirements.py examples)
@@ -149,6 +153,11 @@ $(VENV)/.test: $(VENV)/.native
 $(VENV)/.check: $(VENV)/.native
 	@echo "== installing what the checks use"
 	@$(PIP) $$($(PY) tools/requirements.py check)
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	@echo "== installing what the site uses"
+	@$(PIP) $$($(PY) tools/requirements.py docs)
 	@touch $@
 
 # A release's wheel, built in isolation and without precompiled headers, so that a missing include is found.
