@@ -25,8 +25,17 @@ RULES = {"preload": False, "runOnly": {"type": "tag", "values": ["wcag2a", "wcag
 
 
 class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *_: object) -> None:
         pass
+
+
+def console_of(page: Page) -> list[str]:
+    """A list to which the browser adds errors of the console, of programs and of addresses."""
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("response", lambda answer: errors.append(answer.url) if answer.status >= 400 else None)
+    return errors
 
 
 def problems_of(page: Page, axe: Axe | None) -> list[str]:
@@ -62,10 +71,7 @@ def main() -> int:
         for view, (width, height, scheme) in VIEWS.items():
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
             page = context.new_page()
-            console: list[str] = []
-            page.on("console", lambda message: console.append(message.text) if message.type == "error" else None)
-            page.on("pageerror", lambda error: console.append(str(error)))
-            page.on("response", lambda answer: console.append(answer.url) if answer.status >= 400 else None)
+            console = console_of(page)
             for name in pages:
                 console.clear()
                 page.goto(f"{address}/{name}", wait_until="load")

@@ -16,7 +16,7 @@ import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 from docutils import nodes
 from sphinx import addnodes
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 project = "procgroup"
 author = "The procgroup developers"
-copyright = f"2026, {author}"
+copyright = f"2026, {author}"  # noqa: A001 - Sphinx reads this name
 version = release = procgroup.__version__
 
 root_doc = "docs/index"
@@ -105,7 +105,7 @@ class Public(SphinxDirective):
     """``.. public:: MODULE`` documents the public names of a module, by the names that users write."""
 
     required_arguments = 1
-    documented: set[str] = set()
+    documented: ClassVar[set[str]] = set()
 
     def run(self) -> list[nodes.Node]:
         module = self.arguments[0]

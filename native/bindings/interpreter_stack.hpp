@@ -1,9 +1,9 @@
 // The Python stack of the calling thread, read in the interpreter's own memory.
 //
 // CPython's public functions make an object of every frame that they pass, which takes longer than all else that is
-// recorded of a small call. Where the interpreter keeps its frames is not part of its stable ABI, but is the same in all
-// releases of one minor version. It is known here for some versions, and used only after a comparison: a stack of two
-// frames or more, read without the risk of an invalid address, must show the code objects and the instructions that
+// recorded of a small call. Where the interpreter keeps its frames is not part of its stable ABI, but is the same in
+// all releases of one minor version. It is known here for some versions, and used only after a comparison: a stack of
+// two frames or more, read without the risk of an invalid address, must show the code objects and the instructions that
 // the public functions show. Elsewhere the stack stays unusable.
 #pragma once
 

@@ -434,7 +434,7 @@ def pack_object_header(
 
 def unpack_object_header(raw: object) -> tuple[int, int, int, bool, int, int, bytes] | None:
     """
-    Return the arguments of pack_object_header; None for what is no header.
+    Return the arguments of pack_object_header; None for what is not a header.
     """
 
 def pack_whole_objects(kind: int, root: int, names: list[bytes], streams: list[bytes]) -> bytes | None:

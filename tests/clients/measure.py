@@ -104,9 +104,9 @@ _HEAD = """\
 # Programs that use torch.distributed
 
 The libraries on this page are built on torch.distributed and run on procgroup without a change. `make test-all` runs
-the programs below, each library in a separate environment, and compares their results with those on Gloo. It also checks
-the class of every process group that they make, in every process, so that none is Gloo's. `-` means that the program
-cannot be started in this way, for the reason in its remarks. tests/clients/measure.py writes this page.
+the programs below, each library in a separate environment, and compares their results with those on Gloo. It also
+checks the class of every process group that they make, in every process, so that none is Gloo's. `-` means that the
+program cannot be started in this way, for the reason in its remarks. tests/clients/measure.py writes this page.
 
 Times include the start of Python and PyTorch in every process. Each is the median of the runs in the column "runs", on
 an idle machine, with the ways in turn. Two sets of runs of one program differ by up to 10 %.

@@ -141,9 +141,9 @@ def page(names: Names) -> str:
     lines = [
         "# Names of torch.distributed",
         "",
-        "This page lists every public name of torch.distributed 2.13, of its submodules and of the classes that procgroup",
-        "has. A name that several modules export counts once for each. `tests/compat/write.py` generates the page; a test",
-        "compares it and the signatures with torch.",
+        "This page lists every public name of torch.distributed 2.13, of its submodules and of the classes that",
+        "procgroup has. A name that several modules export counts once for each. `tests/compat/write.py` generates the",
+        "page; a test compares it and the signatures with torch.",
         "",
         "| mark | names | meaning |",
         "|---|---|---|",

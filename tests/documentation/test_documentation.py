@@ -131,8 +131,7 @@ def test_blocks_are_of_a_kind_that_is_executed(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/gpus.md", "docs/pytorch.md", "docs/data_parallel.md", "docs/jax.md", "docs/clients.md"],
+    "page", ["README.md", "docs/gpus.md", "docs/pytorch.md", "docs/data_parallel.md", "docs/jax.md", "docs/clients.md"]
 )
 def test_one_page_says_what_has_run_on_a_gpu_and_others_refer_to_it(page: str) -> None:
     assert "nccl.md#what-has-run-on-a-gpu" in (ROOT / page).read_text()
