@@ -29,8 +29,8 @@ bool is_read_here(nb::handle array) {
   if (type != last) {
     is_read = PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) && !is_of(array, "jax", "Array") &&
               !is_of(array, "torch", "Tensor");
-    Py_INCREF(type);
-    Py_XDECREF(std::exchange(last, type));
+    nb::handle(type).inc_ref();
+    nb::handle(std::exchange(last, type)).dec_ref();
   }
   return is_read;
 }

@@ -84,8 +84,8 @@ bool is_tensor(nb::handle array) {
     PyTypeObject* const given = Py_TYPE(array.ptr());
     if (given == torch.other) return false;
     if (!find()) {
-      Py_INCREF(given);
-      Py_XDECREF(std::exchange(torch.other, given));
+      nb::handle(given).inc_ref();
+      nb::handle(std::exchange(torch.other, given)).dec_ref();
       return false;
     }
   }
