@@ -27,10 +27,10 @@ def test_a_call_is_a_method_of_groups_and_a_public_function(name: str) -> None:
 def test_a_call_has_a_page_that_says_how_it_is_called(name: str) -> None:
     parameters = inspect.signature(getattr(dist, name)).parameters.values()
     written = (f"{one.name}={_default(one)}" if one.default is not one.empty else one.name for one in parameters)
-    expected = ", ".join(one for one in written if one != "retain=False")
+    expected = ", ".join(written)
     pages = {page.name: " ".join(page.read_text().split()) for page in PAGES.glob("*.md")}
     if name == "exscan":
-        assert "`exscan`, with the same parameters" in pages["scan.md"]
+        assert "`exscan` has the same parameters" in pages["scan.md"]
         return
     found = (re.search(rf"`{name}\(([^`]*)\)`", text) for text in pages.values())
     assert expected in [match.group(1) for match in found if match]
