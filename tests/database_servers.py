@@ -126,7 +126,7 @@ def _etcd(folder: Path, port: int, scheme: str, *arguments: str, address: str = 
 
 
 def etcd_answers(port: int) -> bool:
-    """Tell whether the cluster of the member at this port has a leader."""
+    """Return whether the cluster of the member at this port has a leader."""
     return _has_leader(port, "http")
 
 

@@ -167,7 +167,7 @@ def date_of_commit() -> str:
 
 
 def audit(wheel: Path) -> bool:
-    """Tell whether auditwheel finds that the wheel needs no more than its name says."""
+    """Return whether auditwheel finds that the wheel needs no more than its name says."""
     auditwheel = next(WORK.glob("tools-*/bin/auditwheel"))
     done = subprocess.run([str(auditwheel), "show", str(wheel)], capture_output=True, text=True, check=False)
     text = " ".join(done.stdout.split())

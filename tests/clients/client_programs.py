@@ -185,7 +185,7 @@ def wrong_in(program: Program, played: Played, on_gloo: Played | None = None) ->
 
 
 def _groups_are_right(program: Program, played: Played) -> bool:
-    """Tell whether all groups are procgroup's, or none in the runs on Gloo."""
+    """Return whether all groups are procgroup's, or none in the runs on Gloo."""
     ours = [kind for kind in played.groups if kind.startswith("procgroup.torch_plugin.")]
     if played.way == "gloo":
         return not ours
@@ -207,7 +207,7 @@ def _difference(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) 
 
 
 def same(left: Any, right: Any, tolerance: float) -> bool:
-    """Tell whether two reported values are equal, floats within a relative tolerance; a NaN equals every NaN."""
+    """Return whether two reported values are equal, floats within a relative tolerance; a NaN equals every NaN."""
     if isinstance(left, float) and isinstance(right, float):
         both_nan = math.isnan(left) and math.isnan(right)
         return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)

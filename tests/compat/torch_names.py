@@ -48,7 +48,7 @@ def public_names(module: types.ModuleType) -> list[str]:
 
 
 def is_made_there(value: Any, module: types.ModuleType) -> bool:
-    """Tell whether a value comes from the module or, for a package, from within it; native code counts for both."""
+    """Return whether a value comes from the module or, for a package, from within it; native code counts for both."""
     home = getattr(value, "__module__", None)
     if inspect.ismodule(value) or not isinstance(home, str) or not callable(value):
         return False

@@ -30,13 +30,13 @@ _LIBRARIES = {"procgroup metrics": "prometheus_client"}
 
 
 def is_installed(program: str) -> bool:
-    """Tell whether what a program imports of torch and jax is there. Programs of MPI run in tests of their own."""
+    """Return whether what a program imports of torch and jax is there. Programs of MPI run in tests of their own."""
     libraries = re.findall(r"^(?:import|from) (torch|jax|mpi4py)\b", program, re.MULTILINE)
     return "mpi4py" not in libraries and all(map(find_spec, libraries))
 
 
 def can_run(command: str, directory: Path) -> bool:
-    """Tell whether a command is there, and the libraries of the programs that it starts."""
+    """Return whether a command is there, and the libraries of the programs that it starts."""
     programs = [directory / name for name in re.findall(r"\b\w+\.py\b", command)]
     name = command.split()[0]
     is_there = name not in _NOT_OURS or shutil.which(name, path=f"{directory}/bin:{os.environ['PATH']}") is not None

@@ -151,7 +151,7 @@ def commands(name: str) -> list[str]:
 
 
 def is_with_torch(command: str) -> bool:
-    """Tell whether a command of an example that does without PyTorch asks for it all the same."""
+    """Return whether a command of an example that does without PyTorch asks for it all the same."""
     return "torch" in command
 
 

@@ -111,7 +111,7 @@ def wrong_in_torch(size: int, case: Case, reports: Sequence[Report]) -> str:
 
 
 def is_seen(refused: str, reports: Sequence[Report]) -> bool:
-    """Tell whether torch refused a case with such a text or, with none, gave wrong elements in silence."""
+    """Return whether torch refused a case with such a text or, with none, gave wrong elements in silence."""
     if refused:
         return all(re.search(refused, report.refused) for report in reports)
     return any(report.wrong for report in reports) and not any(report.refused for report in reports)

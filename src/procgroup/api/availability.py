@@ -63,17 +63,17 @@ class BackendConfig:
 
 
 def is_available() -> bool:
-    """Tell whether process groups can be used here: always True."""
+    """Return whether process groups can be used here: always True."""
     return True
 
 
 def is_torchelastic_launched() -> bool:
-    """Tell whether a launcher started this process: whether TORCHELASTIC_RUN_ID is set."""
+    """Return whether a launcher started this process: whether TORCHELASTIC_RUN_ID is set."""
     return environ.TORCHELASTIC_RUN_ID.is_set()
 
 
 def is_backend_available(backend: str) -> bool:
-    """Tell whether ``init_process_group(backend)`` can work here."""
+    """Return whether ``init_process_group(backend)`` can work here."""
     return registry.is_backend_available(backend)
 
 
@@ -88,22 +88,22 @@ def is_mpi_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Tell whether NCCL's library, over which "nccl" works, is installed. There may still be no GPU."""
+    """Return whether NCCL's library, over which "nccl" works, is installed. There may still be no GPU."""
     return registry.is_backend_available("nccl")
 
 
 def is_ucc_available() -> bool:
-    """Tell whether "ucc" can be asked for: not in this version."""
+    """Return False: procgroup has no backend "ucc"."""
     return registry.is_backend_available("ucc")
 
 
 def is_xccl_available() -> bool:
-    """Tell whether "xccl" can be asked for: not in this version."""
+    """Return False: procgroup has no backend "xccl"."""
     return registry.is_backend_available("xccl")
 
 
 def supports_complex(reduceOp: AnyReduceOp) -> bool:  # noqa: N803 - torch.distributed's name
-    """Tell whether a reduce op exists for complex arrays: SUM, AVG, PREMUL_SUM and, unlike in torch, PRODUCT."""
+    """Return whether a reduce op exists for complex arrays: SUM, AVG, PREMUL_SUM and, unlike in torch, PRODUCT."""
     return _native.supports(reduceOp.op if isinstance(reduceOp, PremulSum) else reduceOp, "complex64")
 
 

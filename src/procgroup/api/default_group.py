@@ -96,7 +96,7 @@ def choose(given: Any, op: str) -> ProcessGroup | None:
 
 
 def is_foreign(given: Any) -> bool:
-    """Tell whether ``group=given`` stands for a group that this rank is not in."""
+    """Return whether ``group=given`` stands for a group that this rank is not in."""
     non_member: object = GroupMember.NON_GROUP_MEMBER
     return isinstance(given, int) and given == non_member
 

@@ -301,7 +301,7 @@ def remove_excepthook() -> None:
 
 
 def _ends_the_process() -> bool:
-    """Tell whether the interpreter itself has called sys.excepthook for the main program, which has ended then.
+    """Return whether the interpreter itself has called sys.excepthook for the main program, which has ended then.
 
     Libraries call it too, for exceptions of callbacks after which the program goes on; so does an interactive prompt.
     """

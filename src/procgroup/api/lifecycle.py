@@ -225,7 +225,7 @@ def destroy_process_group(group: ProcessGroup | None = None, timeout: Timeout | 
 
 
 def is_initialized() -> bool:
-    """Tell whether there is a default group."""
+    """Return whether there is a default group."""
     return default_group.slot().group is not None
 
 

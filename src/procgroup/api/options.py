@@ -41,7 +41,7 @@ def read_timeouts(timeout: Timeout | None, pg_options: Any, default: Timeout = D
 
 
 def read_deterministic(deterministic: str | None, pg_options: Any) -> bool:
-    """Tell whether the keyword or ``pg_options["deterministic"]`` asks for rank order.
+    """Return whether the keyword or ``pg_options["deterministic"]`` asks for rank order.
 
     Raises ValueError unless each is None or "order".
     """

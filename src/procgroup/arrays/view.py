@@ -76,7 +76,7 @@ def _module(name: str) -> Any:
 
 
 def _overlaps_itself(seen: ArrayView) -> bool:
-    """Tell whether two elements share memory: by their strides in usual layouts, else element by element."""
+    """Return whether two elements share memory: by their strides in usual layouts, else element by element."""
     import numpy
 
     lengths = [(abs(stride), length) for stride, length in zip(seen.strides, seen.shape, strict=True) if length > 1]

@@ -79,7 +79,7 @@ class TracedCall:
 
 
 def is_tracing() -> bool:
-    """Tell whether a JAX transformation is at work in this thread."""
+    """Return whether a JAX transformation is at work in this thread."""
     return bool(get_opaque_trace_state(convention="nnx") != _NOT_TRACING)
 
 

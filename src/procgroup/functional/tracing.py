@@ -13,7 +13,7 @@ from procgroup.groups.group import ProcessGroup
 
 
 def is_active() -> bool:
-    """Tell whether JAX traces this call: for jit, grad, vmap, scan or another of its transformations."""
+    """Return whether JAX traces this call: for jit, grad, vmap, scan or another of its transformations."""
     if "jax" not in sys.modules:
         return False
     traced = _traced()

@@ -139,7 +139,7 @@ def _without_numbers(failure: RankFailure) -> str:
 
 
 def _is_of_a_call(failure: RankFailure) -> bool:
-    """Tell whether a rank failed in a call whose ranks all raise one error, by its record: their texts say the same."""
+    """Return whether a rank failed, by its record, in a call whose ranks all raise the same error."""
     return failure.origin is not None and failure.origin.kind == CALL
 
 
