@@ -316,6 +316,9 @@ GroupOperation::Beside MessageOperation::beside(const std::vector<int>& awaited)
 
 void MessageOperation::give_up(Failure failure) {
   const std::unique_lock advancing = request_.task ? std::unique_lock(advancing_) : std::unique_lock<std::mutex>();
+  // Without the mutex of messages: a task in Python takes the interpreter's lock, with which another thread may wait
+  // for that mutex, as in the destructor of a message.
+  if (request_.task && !is_completed()) request_.task->cancel();
   std::unique_lock lock(group_.engine().messages_mutex());
   if (transfer_ && !transfer_->is_completed()) group_.engine().messages().cancel(*transfer_, failure);
   if (is_completed()) return;
@@ -326,7 +329,6 @@ void MessageOperation::give_up(Failure failure) {
   // The other rank may have begun to move a message whose header has gone, and all later ones wait for this one.
   const bool has_begun = is_external() && transfer_ && (awaits_acceptance_ || transfer_->failure() == nullptr);
   if (!has_begun) group_.messages().forget(this);
-  if (request_.task) request_.task->cancel();
   Failure ended = failure;
   fail(std::move(failure));
   lock.unlock();

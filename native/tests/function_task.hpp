@@ -20,6 +20,7 @@ class FunctionTask final : public Task {
   // With it, the task goes on, on a device, until that returns true.
   std::function<bool()> has_ended;
   std::function<void()> on_start;
+  std::function<void()> on_cancel;
   int64_t sleep_ns = kTaskSleepNs;
 
   bool ready() override { return !is_ready || is_ready(); }
@@ -31,6 +32,9 @@ class FunctionTask final : public Task {
   State test(std::vector<int>& awaited) override {
     if (move && !move(root_, number_, awaited)) return State::kPending;
     return has_ended && !has_ended() ? State::kQueued : State::kCompleted;
+  }
+  void cancel() override {
+    if (on_cancel) on_cancel();
   }
   int64_t longest_sleep_ns() const override { return sleep_ns; }
 

@@ -252,7 +252,7 @@ def test_a_backward_that_fails_in_a_capture_is_ended_in_a_graph_that_is_refused(
     for rank, seen in enumerate(play(fail_in_a_capture, failing)):
         if rank in failing:
             assert seen[0][0] == "KeyError"
-            assert seen[1][0] == "RuntimeError" and "Drop this graph, and capture the step anew" in seen[1][1]
+            assert seen[1][0] == "RuntimeError" and "Drop this graph, and capture the step again" in seen[1][1]
         else:
             assert seen[0][0] == "BackwardFailed" and "backward failed on rank 0" in seen[0][1]
 

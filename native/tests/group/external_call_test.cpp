@@ -380,6 +380,36 @@ void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source
   });
 }
 
+// A task in Python takes the interpreter's lock when it is cancelled, and a thread that has that lock may wait for the
+// mutex of messages.
+void a_message_is_cancelled_without_the_mutex_of_messages(const std::vector<int>& hosts) {
+  std::vector<Rank> world = world_of(2, hosts);
+  std::atomic<bool> was_free{false};
+  in_all_ranks(world, [&](Group& group) {
+    if (group.rank() == 1) return;
+    NoRuntime language;
+    int64_t data = 0;
+    MessageRequest request{OpKind::kRecv, &data, 1, Dtype::kInt64, 1, 0};
+    const auto task = std::make_shared<FunctionTask>();
+    task->on_cancel = [&] {
+      std::thread([&] {
+        const Deadline deadline = Deadline::after(10);  // the progress thread takes it for moments
+        while (!was_free && !deadline.passed())
+          was_free = std::unique_lock(group.engine().messages_mutex(), std::try_to_lock).owns_lock();
+      }).join();
+    };
+    request.task = task;
+    request.external = true;
+    try {
+      group.messages().run(request, 0.05, language);
+      check(false, "expected a timeout", 0);
+    } catch (const OperationFailed& failed) {
+      check(failed.failure.is<Timeout>(), failed.failure.summary().c_str(), 0);
+    }
+  });
+  check(was_free, "cancelled with the mutex", 0);
+}
+
 }  // namespace
 
 int main() {
@@ -411,6 +441,7 @@ int main() {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
     CASE("%s", text_of(hosts).c_str());
     RUN_TEST(messages_that_were_moved_take_no_memory, hosts);
+    RUN_TEST(a_message_is_cancelled_without_the_mutex_of_messages, hosts);
     for (const int source : {0, kAnySource})
       for (const size_t count : {size_t{4}, size_t{5}})
         for (const bool is_async : {false, true}) {
