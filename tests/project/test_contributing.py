@@ -9,7 +9,7 @@ import pytest
 from documentation.page_programs import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-WALK = re.compile(r"^\*\*(?:An?|A check of) `?([a-z ]+)`?\*\*(.*?)(?=^\*\*|^## )", re.MULTILINE | re.DOTALL)
+WALK = re.compile(r"^\*\*(?:An?|A check of) `?([a-z ]+)`?\.?\*\*(.*?)(?=^\*\*|^## )", re.MULTILINE | re.DOTALL)
 WALKS = dict(WALK.findall(TEXT))
 PATH = re.compile(r"`((?:native|src|tests|tools|docs|examples|benchmarks)/[\w./]+)`")
 

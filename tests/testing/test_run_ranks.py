@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import procgroup as dist
+from procgroup.api import exit_hooks
+from procgroup.groups.group import ProcessGroup
 from procgroup.testing import RanksFailed, RanksTimeout, connected_groups, ranks, run_ranks
 from procgroup.testing.ranks import _ThreadRank, stacks_of
 from world import placed
@@ -179,6 +183,30 @@ def test_the_deadline_ends_python_code_too() -> None:
     after = len(counted)
     time.sleep(0.05)
     assert len(counted) == after
+
+
+def test_a_rank_may_make_groups_at_any_line_of_the_end_of_another() -> None:
+    made: list[ProcessGroup] = []
+
+    def make_a_group_at_each_line(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            world, child = (ranks.make_groups(1, 30.0, None)[0] for _ in range(2))
+            made.append(world)
+            exit_hooks.adopt(child, world)
+        return make_a_group_at_each_line if frame.f_globals is vars(exit_hooks) else None
+
+    leaving, its_child = (ranks.make_groups(1, 30.0, None)[0] for _ in range(2))
+    exit_hooks.adopt(its_child, leaving)
+    former = sys.gettrace()
+    sys.settrace(make_a_group_at_each_line)
+    try:
+        exit_hooks.leave(leaving)
+    finally:
+        sys.settrace(former)
+        for world in made:
+            exit_hooks.leave(world)
+    assert len(made) > 10
+    assert not {leaving, its_child} & set(exit_hooks._alive)
 
 
 def test_the_deadline_is_one_for_all_ranks_and_does_not_begin_again_when_one_ends(

@@ -41,8 +41,11 @@ _is_watching: list[bool] = []
 # The exception that was being handled when a group was made, by its id(). It is not a failure of the group.
 _handled_before: dict[ProcessGroup, int] = {}
 
-# The groups that were made among the ranks of a default group, which end with it: oldest first.
+# The groups that were made among the ranks of a default group, which end with it: oldest first. Ranks may be threads of
+# one process, so no loop runs over a dictionary to which another rank may add.
 _children: dict[ProcessGroup, dict[ProcessGroup, None]] = {}
+# The default group of each group in ``_children``.
+_worlds: dict[ProcessGroup, ProcessGroup] = {}
 
 # A file descriptor kept for the record of a failure, and the modules that write it, in case no other one is left then.
 _spare: list[int] = []
@@ -74,6 +77,7 @@ def adopt(group: ProcessGroup, world: ProcessGroup) -> None:
     _alive[group] = None
     _handled_before[group] = _handled_before.get(world, 0)
     _children.setdefault(world, {})[group] = None
+    _worlds[group] = world
 
 
 def let_go(group: ProcessGroup) -> Store | None:
@@ -83,10 +87,7 @@ def let_go(group: ProcessGroup) -> Store | None:
     """
     for child in reversed(_children.pop(group, {})):
         _leave(child, None, 0.0)
-    for siblings in _children.values():
-        siblings.pop(group, None)
-    _handled_before.pop(group, None)
-    return _alive.pop(group, None)
+    return _forget(group)
 
 
 def leave(group: ProcessGroup, seconds: float | None = None) -> None:
@@ -118,7 +119,7 @@ def fail(group: ProcessGroup, error: BaseException) -> None:
 
 def fail_all(error: BaseException) -> None:
     """Tell the other ranks of all groups that this exception ends this process."""
-    for group in _alive:
+    for group in list(_alive):
         fail(group, error)
 
 
@@ -135,17 +136,22 @@ def _leave(group: ProcessGroup, reason: ExitReason | None, flush: float) -> Base
     unraised = None
     for child in reversed(_children.pop(group, {})):
         unraised = _leave(child, reason, flush) or unraised
-    for siblings in _children.values():
-        siblings.pop(group, None)
-    _handled_before.pop(group, None)
     if (lost := group.lost()) is not None:
         process_end.note_lost(process_end.Lost(*lost))
     unraised = group.shutdown(reason, flush) or unraised
     log.debug(f"left group {group.group_name}", group.members[group.rank()])
-    store = _alive.pop(group, None)
+    store = _forget(group)
     if store is not None:
         hosting.close_unless_hosted(store)
     return unraised
+
+
+def _forget(group: ProcessGroup) -> Store | None:
+    """Stop watching a group, and return its own store."""
+    if (world := _worlds.pop(group, None)) is not None:
+        _children.get(world, {}).pop(group, None)
+    _handled_before.pop(group, None)
+    return _alive.pop(group, None)
 
 
 def _report(unraised: BaseException) -> None:
@@ -225,6 +231,7 @@ def _mark_forked() -> None:
     _kept.extend(_alive.items())
     _alive.clear()
     _children.clear()
+    _worlds.clear()
     _handled_before.clear()
     _free_spare()
     remove_excepthook()
